@@ -16,39 +16,38 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from app import __version__, console
-from app.api import docs, health
-from app.api.compat import openai, rerank
-from app.api.http import admission, bodies, problems
-from app.api.http.admission import Admission, AdmissionMiddleware
-from app.api.http.in_flight import InFlight
-from app.api.http.rates import RateLimiter
-from app.api.resources import (
-    aliases,
-    api_keys,
-    encoders,
-    evaluate,
-    heads,
-    jobs,
-    relative,
-    stitch,
-    thresholds,
-    translate,
-    translators,
-)
-from app.api.resources.anchors import (
-    anchor_reports,
-    anchor_samples,
-    anchor_sets,
-    bootstrap,
-    pools,
-)
-from app.api.resources.relevance import advice, compare, rescore
-from app.api.resources.stores import migrations, store_search, stores
-from app.encoders.threads import use_threads
-from app.observability import tracing
-from app.services.access.api_keys import KeyRing
-from app.services.context import ANSWER_THREADS, REQUEST_FIT_S, Services
+from app.access import endpoints as api_keys
+from app.access.service import KeyRing
+from app.anchors import endpoints as anchor_sets
+from app.anchors import report_endpoints as anchor_reports
+from app.anchors import sample_endpoints as anchor_samples
+from app.bootstrap import endpoints as bootstrap
+from app.bootstrap import pool_endpoints as pools
+from app.context import ANSWER_THREADS, REQUEST_FIT_S, Services
+from app.encoders import endpoints as encoders
+from app.heads import endpoints as heads
+from app.heads import stitch_endpoints as stitch
+from app.http import admission, bodies, docs, problems
+from app.http.admission import Admission, AdmissionMiddleware
+from app.http.in_flight import InFlight
+from app.http.rates import RateLimiter
+from app.jobs import endpoints as jobs
+from app.moves import endpoints as migrations
+from app.openai import aliases, rerank
+from app.openai import endpoints as openai
+from app.ops import health, tracing
+from app.search import advice_endpoints as advice
+from app.search import compare_endpoints as compare
+from app.search import endpoints as store_search
+from app.search import rescore_endpoints as rescore
 from app.settings import Settings
+from app.stores import endpoints as stores
+from app.threads import use_threads
+from app.translate import endpoints as translate
+from app.translate import evaluate_endpoints as evaluate
+from app.translate import relative_endpoints as relative
+from app.translate import threshold_endpoints as thresholds
+from app.translate import translator_endpoints as translators
 from app.wiring import make_services
 from workers.main import Worker
 

@@ -20,12 +20,12 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 
-from app.api.health import METRICS_DIR
-from app.api.http.connections import BoundedHttp, backlog
+from app.http.connections import BoundedHttp, backlog
+from app.jobs.supervisor import end_with_parent, preloading_context, supervise
 from app.main import create_app
-from app.observability import logs
+from app.ops import logs
+from app.ops.health import METRICS_DIR
 from app.settings import Settings
-from workers.supervisor import end_with_parent, preloading_context, supervise
 
 log = logging.getLogger("anchorage.server")
 

@@ -6,22 +6,22 @@ import re
 
 import torch
 
-from app.encoders.base import ModelSources
-from app.encoders.pool import EncoderPool
-from app.encoders.remote.options import normal_url
-from app.services.context import (
+from app.context import (
     ANSWER_NUMBERS_A_VECTOR,
     Limits,
     Retention,
     Services,
 )
-from app.services.lanes import Lanes
+from app.db.blobs import BlobStore
+from app.db.cache import Cache, RedisStore
+from app.db.name_cache import NameCache
+from app.db.redis import OptionalRedis
+from app.db.session import Database, sqlite_url
+from app.encoders.models.base import ModelSources
+from app.encoders.models.pool import EncoderPool
+from app.encoders.models.remote.options import normal_url
+from app.lanes import Lanes
 from app.settings import Settings
-from app.storage.blobs import BlobStore
-from app.storage.cache import Cache, RedisStore
-from app.storage.db import Database, sqlite_url
-from app.storage.name_cache import NameCache
-from app.storage.redis import OptionalRedis
 from app.stores.handles import StoreAddress, StoreHandles
 
 

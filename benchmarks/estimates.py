@@ -356,7 +356,7 @@ def _rows(path: Path) -> list[list[str]]:
 
 
 def _static(texts: list[str]) -> np.ndarray[Any, Any]:
-    from app.encoders import torchvision_ops
+    from app.encoders.models import torchvision_ops
 
     torchvision_ops.make_importable()
     from sentence_transformers import SentenceTransformer

@@ -30,8 +30,8 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from app.services.access.api_keys import create_key
-from app.services.request_context import RequestContext
+from app.access.service import create_key
+from app.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services

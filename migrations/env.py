@@ -1,13 +1,13 @@
 """Alembic runs this file.
 
-The URL comes from the caller (app.storage.db.alembic_config) or from `alembic -x url=...`.
+The URL comes from the caller (app.db.session.alembic_config) or from `alembic -x url=...`.
 """
 
 from alembic import context
 from sqlalchemy import event, text
 
-from app.storage.db import make_engine, with_driver
-from app.storage.tables import Base, UtcDateTime
+from app.db.session import make_engine, with_driver
+from app.db.tables import Base, UtcDateTime
 
 #: the key of the lock that makes one of two starting processes wait for the other; any number
 LOCK = 4_126_077_329

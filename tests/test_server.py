@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 import torch
 
+from app.access.service import create_key
+from app.db.name_cache import MEMORY_S
 from app.demo.client import free_port
+from app.request_context import RequestContext
 from app.server import create_shared
-from app.services.access.api_keys import create_key
-from app.services.request_context import RequestContext
 from app.settings import Settings
-from app.storage.name_cache import MEMORY_S
 from app.types import Scope
 from app.wiring import make_services
 from tests.waiting import until

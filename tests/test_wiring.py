@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from app.db.session import is_sqlite
+from app.encoders.incoming import reserve_answer
 from app.errors import TooManyVectors
-from app.services.incoming import reserve_answer
-from app.services.request_context import RequestContext
+from app.request_context import RequestContext
 from app.settings import Settings
-from app.storage.db import is_sqlite
 from app.wiring import make_database, make_services
 
 

@@ -13,22 +13,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from threading import Event
 
+from app.anchors.embedding import run_embed
+from app.bootstrap.alignment import run_any_bootstrap
+from app.context import Services
 from app.device_failures import is_device_failure
+from app.encoders.check import check_all
 from app.errors import DatabaseUnavailable
-from app.observability import metrics
-from app.services.anchors.anchor_embedding import run_embed
-from app.services.anchors.encoder_check import check_all
-from app.services.context import Services
-from app.services.jobs import runner
-from app.services.jobs.leases import Leases
-from app.services.relevance.comparison import run_compare
-from app.services.relevance.judged_evaluation import run_any_evaluation
-from app.services.serving.fit_jobs import run_fit
-from app.services.store_migrations.run import run_migration
-from app.services.store_migrations.sync import sync_all
-from app.services.translators.alignment import run_any_bootstrap
-from app.services.translators.translators import run_translator
-from app.services.upkeep import retention
+from app.jobs import worker as runner
+from app.jobs.leases import Leases
+from app.moves.run import run_migration
+from app.moves.sync import sync_all
+from app.ops import metrics, retention
+from app.search.compare import run_compare
+from app.search.judged import run_any_evaluation
+from app.translate.fit import run_translator
+from app.translate.fit_jobs import run_fit
 from app.types import JobKind
 
 log = logging.getLogger("anchorage.worker")

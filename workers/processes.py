@@ -10,10 +10,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.observability import logs
+from app.db.session import Database, SchemaOutdated, is_sqlite, sqlite_url
+from app.jobs.supervisor import CANNOT_START, end_with_parent, preloading_context, supervise
+from app.ops import logs
 from app.settings import Settings
-from app.storage.db import Database, SchemaOutdated, is_sqlite, sqlite_url
-from workers.supervisor import CANNOT_START, end_with_parent, preloading_context, supervise
 
 log = logging.getLogger("anchorage.worker")
 

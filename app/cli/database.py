@@ -13,10 +13,10 @@ from app.cli.shared import (
     open_services,
     read_settings,
 )
-from app.services.request_context import RequestContext
+from app.request_context import RequestContext
 
 if TYPE_CHECKING:
-    from app.services.context import Services
+    from app.context import Services
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -51,7 +51,7 @@ def upgrade(
 
 def _create_first_key(services: Services) -> str:
     """Return a new key with every scope."""
-    from app.services.access.api_keys import create_key
+    from app.access.service import create_key
     from app.types import Scope
 
     context = RequestContext("default")

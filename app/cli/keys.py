@@ -9,11 +9,11 @@ import typer
 
 from app.cli.output import AsJson, print_json, print_rows
 from app.cli.shared import open_database, open_tables
-from app.services.request_context import RequestContext
+from app.request_context import RequestContext
 from app.types import LONGEST_GRACE_S
 
 if TYPE_CHECKING:
-    from app.services.context import Services
+    from app.context import Services
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -49,8 +49,8 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a key and print it. It cannot be shown again."""
-    from app.services.access.api_keys import create_key
-    from app.storage.tables import now
+    from app.access.service import create_key
+    from app.db.tables import now
     from app.types import Scope
 
     wrong = [item for item in scope or [] if item not in list(Scope)]
@@ -88,8 +88,8 @@ def list_keys(
     as_json: AsJson = False,
 ) -> None:
     """List the keys, without their secrets."""
-    from app.storage.queries import access
-    from app.storage.tables import now
+    from app.access import queries as access
+    from app.db.tables import now
 
     with open_tables() as db, db.transaction() as session:
         rows = access.api_keys(session, project)
@@ -113,7 +113,7 @@ def rotate(
     as_json: AsJson = False,
 ) -> None:
     """Create a key with the same rights, and end this one."""
-    from app.services.access.api_keys import rotate_key
+    from app.access.service import rotate_key
 
     with open_database() as services:
         context = RequestContext(_project_of(services, key_id))
@@ -127,7 +127,7 @@ def rotate(
 @cli.command("revoke")
 def revoke(key_id: str, as_json: AsJson = False) -> None:
     """End a key. Running servers notice it within two seconds."""
-    from app.services.access.api_keys import revoke_key
+    from app.access.service import revoke_key
 
     with open_database() as services:
         revoke_key(services, RequestContext(_project_of(services, key_id)), key_id)
@@ -139,7 +139,7 @@ def revoke(key_id: str, as_json: AsJson = False) -> None:
 
 def _project_of(services: Services, key_id: str) -> str:
     """Returns the project of a key. Raises ApiKeyNotFound."""
-    from app.storage.queries import access
+    from app.access import queries as access
 
     with services.db.transaction() as session:
         return access.api_key(session, None, key_id).project

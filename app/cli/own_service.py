@@ -14,10 +14,10 @@ from threading import Event
 
 from app import server
 from app.cli.shared import SOCKET_SCHEME, explain_faults
+from app.db.session import is_sqlite
 from app.main import create_app
-from app.observability import logs
+from app.ops import logs
 from app.settings import Settings
-from app.storage.db import is_sqlite
 from workers.main import Worker
 
 

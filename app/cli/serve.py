@@ -21,7 +21,7 @@ from app.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from app.services.context import Services
+    from app.context import Services
     from app.settings import Settings
 
 
@@ -65,7 +65,7 @@ def worker() -> None:
     It needs the API's PostgreSQL database and data dir.
     """
     settings = read_settings()
-    from app.observability import logs
+    from app.ops import logs
     from workers.processes import NotShared, main
 
     logs.configure(settings.log_format)
@@ -81,7 +81,7 @@ def worker() -> None:
 def _serve(settings: Settings, listening: socket.socket, announce: Callable[[str], None]) -> None:
     from app import server
     from app.main import create_app, is_loopback, requires_keys
-    from app.observability import logs
+    from app.ops import logs
 
     logs.configure(settings.log_format)
     application = create_app(settings)

@@ -14,9 +14,9 @@ import typer
 from app.errors import AnchorageError
 
 if TYPE_CHECKING:
-    from app.services.context import Services
+    from app.context import Services
+    from app.db.session import Database
     from app.settings import Settings
-    from app.storage.db import Database
 
 TextField = Annotated[
     str | None,
@@ -90,7 +90,7 @@ def _database_fault(error: Exception) -> Exception:
     """Return what to raise in place of an error; the error itself if the database is not why."""
     from sqlalchemy.exc import SQLAlchemyError  # imported here: it takes as long as all the rest
 
-    from app.storage.db import SchemaOutdated
+    from app.db.session import SchemaOutdated
 
     if isinstance(error, SchemaOutdated):
         return typer.BadParameter(str(error))
@@ -160,7 +160,7 @@ def local_url(address: str) -> str:
 @contextmanager
 def open_services(settings: Settings) -> Iterator[Services]:
     """Yields the services, and closes them."""
-    from app.observability import logs
+    from app.ops import logs
     from app.wiring import make_services
 
     logs.configure(settings.log_format)
@@ -182,7 +182,7 @@ def open_database() -> Iterator[Services]:
 @contextmanager
 def open_tables() -> Iterator[Database]:
     """Yields the database alone, without torch, if it has the schema of this version."""
-    from app.storage.db import Database, sqlite_url
+    from app.db.session import Database, sqlite_url
 
     with explain_faults():
         settings = read_settings()
@@ -197,8 +197,8 @@ def open_tables() -> Iterator[Database]:
 
 def has_usable_key(services: Services) -> bool:
     """Returns whether any API key works."""
-    from app.storage.queries import access
-    from app.storage.tables import now
+    from app.access import queries as access
+    from app.db.tables import now
 
     with services.db.transaction() as session:
         return access.has_usable_key(session, now=now())

@@ -15,7 +15,7 @@ from app.cli.service import Service, at, uses_service
 from app.errors import AnchorageError
 
 if TYPE_CHECKING:
-    from app.services.bulk.parquet_file import BulkFile, BulkWork
+    from app.bulk.parquet_file import BulkFile, BulkWork
 
 
 @uses_service
@@ -49,7 +49,7 @@ def translate(
     The same command continues an interrupted run. The service fits the translator; this command
     reads, multiplies and writes.
     """
-    from app.services.bulk.parquet_file import plan_files
+    from app.bulk.parquet_file import plan_files
 
     if source == target:
         raise typer.BadParameter(
@@ -90,7 +90,7 @@ def translate(
 
 def _fetch(service: Service, names: dict[str, str]) -> BulkWork:
     """Have the translator fitted, and return it on the device that is faster. Raises Refused."""
-    from app.services.bulk.parquet_file import read_translator
+    from app.bulk.parquet_file import read_translator
     from workers.processes import devices
 
     fitted = service.post("/translators", **names)
@@ -103,9 +103,9 @@ def _fetch(service: Service, names: dict[str, str]) -> BulkWork:
 def _run(work: BulkWork, files: Sequence[BulkFile], engine: str) -> Iterable[tuple[BulkFile, int]]:
     """Return each file when it is complete, and its flagged rows."""
     if engine == "ray" and files:
-        from app.services.bulk.ray_engine import translate_on_ray
+        from app.bulk.ray_engine import translate_on_ray
 
         return translate_on_ray(work.to("cpu"), files)
-    from app.services.bulk.parquet_file import translate_file
+    from app.bulk.parquet_file import translate_file
 
     return ((file, translate_file(work, file)) for file in files)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.http.admission import ASSETS
 from app.errors import NotFound
+from app.http.admission import ASSETS
 
 router = APIRouter()
 

@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 
-from app.api.http.bodies import media_of, read_whole, refuse_encoded
 from app.errors import Malformed, UnsupportedMedia
+from app.http.bodies import media_of, read_whole, refuse_encoded
 
 #: most bytes of a form
 MAX_FORM_BYTES = 256 * 1024

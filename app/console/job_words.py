@@ -8,9 +8,9 @@ from typing import Any
 
 from app.console import wording
 from app.console.formats import decimals, signed, whole
-from app.services.context import Services
-from app.services.store_migrations.records import list_migrations
-from app.storage import tables
+from app.context import Services
+from app.db import tables
+from app.moves.records import list_migrations
 from app.types import JobKind, JobState
 
 #: migrations whose stores name their jobs: the newest of a project

@@ -8,16 +8,16 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from app.api.http.admission import CONSOLE
-from app.api.http.deps import Moment, Reads, Svc, WriteContext
-from app.api.resources.jobs import JobId
-from app.api.schemas.jobs import Job, JobSummary
 from app.console import wording
 from app.console.job_words import describe_jobs
 from app.console.pages import render
-from app.services.context import Services
-from app.services.jobs import submission
-from app.storage.queries import resources
+from app.context import Services
+from app.db import resources
+from app.http.admission import CONSOLE
+from app.http.deps import Moment, Reads, Svc, WriteContext
+from app.jobs import submission
+from app.jobs.endpoints import JobId
+from app.jobs.schemas import Job, JobSummary
 from app.types import Scope
 
 router = APIRouter()

@@ -6,19 +6,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.http.admission import CONSOLE
-from app.api.http.deps import PathName, Reads, Svc, WriteContext
-from app.api.schemas.migrations import NextCall
 from app.console import wording
 from app.console.forms import Form, text_of
 from app.console.overview import find_pairs, next_call
 from app.console.pages import redirect, render
+from app.context import Services
+from app.db.tables import StoreRow
 from app.errors import Conflict, MigrationNotFound
-from app.services.context import Services
-from app.services.store_migrations import plan, records, steps
-from app.services.store_migrations.plan_contents import MigrationTask
-from app.services.stores import stores
-from app.storage.tables import StoreRow
+from app.http.admission import CONSOLE
+from app.http.deps import PathName, Reads, Svc, WriteContext
+from app.moves import plan, records, steps
+from app.moves.plan_contents import MigrationTask
+from app.moves.schemas import NextCall
+from app.stores import service as stores
 from app.stores.registry import has_cutover
 from app.types import Scope
 

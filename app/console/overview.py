@@ -7,14 +7,14 @@ from itertools import permutations
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.http.admission import CONSOLE
-from app.api.http.deps import Reads, Svc
 from app.console import wording
 from app.console.pages import redirect, render
-from app.services.context import Services
-from app.services.store_migrations.records import MigrationStatus, list_migrations
-from app.storage.queries import resources
-from app.storage.tables import StoreRow
+from app.context import Services
+from app.db import resources
+from app.db.tables import StoreRow
+from app.http.admission import CONSOLE
+from app.http.deps import Reads, Svc
+from app.moves.records import MigrationStatus, list_migrations
 from app.types import EncoderKind, MigrationState
 
 router = APIRouter()

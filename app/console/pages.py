@@ -13,9 +13,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app import __version__
-from app.api.http.admission import CONSOLE, COOKIE, SIGN_IN, is_console
 from app.console import formats
 from app.console.assets import asset_url
+from app.http.admission import CONSOLE, COOKIE, SIGN_IN, is_console
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),

@@ -7,9 +7,9 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.http.admission import CONSOLE, COOKIE, SIGN_IN, address_of
 from app.console.forms import Form, text_of
 from app.console.pages import base_of, redirect, render
+from app.http.admission import CONSOLE, COOKIE, SIGN_IN, address_of
 
 router = APIRouter()
 

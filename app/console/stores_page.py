@@ -7,18 +7,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.api.http.admission import CONSOLE
-from app.api.http.deps import PathName, ReadContext, Reads, Svc
-from app.api.schemas.fields import NAME_PATTERN
 from app.console import wording
 from app.console.charts import verdict_chart
 from app.console.migration_page import migration_values
 from app.console.overview import find_pairs
 from app.console.pages import redirect, render
 from app.errors import AnchorageError
-from app.services.relevance.advice import AdviceFacts, advise
-from app.services.stores import stores
-from app.services.translators.translators import FitRequest
+from app.http.admission import CONSOLE
+from app.http.deps import PathName, ReadContext, Reads, Svc
+from app.http.fields import NAME_PATTERN
+from app.search.advice import AdviceFacts, advise
+from app.stores import service as stores
+from app.translate.fit import FitRequest
 
 router = APIRouter()
 

@@ -1,1 +1,1 @@
-"""Models that turn inputs into vectors. Loaders import heavy libraries only when they run."""
+"""Encoders: their names, their models and their checks."""

@@ -20,7 +20,7 @@ from app.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from app.stores.base import Cursor, HearRows, Page, RowsChecksum, StoreId, StoreVectors
+from app.stores.port import Cursor, HearRows, Page, RowsChecksum, StoreId, StoreVectors
 
 Cause = TypeVar("Cause", bound=BaseException)
 

@@ -23,9 +23,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from app.errors import AddressNotListed, AnchorageError, Overloaded, StoreUnavailable
-from app.stores.base import Store, StoreLocation
 from app.stores.common import raised_by
 from app.stores.hidden_urls import fault_without_url, hide_url
+from app.stores.port import Store, StoreLocation
 from app.stores.registry import LOADED, load_connector, open_store
 
 log = logging.getLogger("anchorage.stores")

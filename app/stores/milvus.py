@@ -28,9 +28,18 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores import base
+from app.stores import port as base
 from app.stores.answers import MAX_ANSWER_BYTES, answer_too_large, read_parts
-from app.stores.base import (
+from app.stores.common import (
+    FAULT_SHOWN,
+    as_json,
+    attempts,
+    did_you_mean,
+    find_cause,
+    row_number,
+    store_faults,
+)
+from app.stores.port import (
     Cursor,
     Hits,
     Page,
@@ -40,15 +49,6 @@ from app.stores.base import (
     StoreId,
     StoreNote,
     StoreVectors,
-)
-from app.stores.common import (
-    FAULT_SHOWN,
-    as_json,
-    attempts,
-    did_you_mean,
-    find_cause,
-    row_number,
-    store_faults,
 )
 from app.stores.second_collection import (
     ROWS_A_PAGE,

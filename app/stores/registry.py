@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from app.errors import ConnectorMissing, InvalidOption, StoreUnsupported
-from app.stores.base import Store, StoreLocation
+from app.stores.port import Store, StoreLocation
 
 #: the class of each kind of store, and the extra that installs what it imports
 CONNECTORS: dict[str, tuple[str, str, str]] = {

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from app.errors import MigrationActive, StoreChanged, StoreUnsupported, WrongState
 from app.stores.answers import plan_search
-from app.stores.base import (
+from app.stores.common import rows_checksum
+from app.stores.port import (
     Changes,
     Cursor,
     HearRows,
@@ -38,7 +39,6 @@ from app.stores.base import (
     Switch,
     TranslateRows,
 )
-from app.stores.common import rows_checksum
 
 #: rows that are compared, copied or deleted at once
 ROWS_A_PAGE = 1000

@@ -25,7 +25,15 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import (
+from app.stores.common import (
+    as_json,
+    fault_of,
+    page_of,
+    row_number,
+    rows_checksum,
+    store_faults,
+)
+from app.stores.port import (
     Capabilities,
     Cursor,
     HearRows,
@@ -41,14 +49,6 @@ from app.stores.base import (
     StoreId,
     StoreLocation,
     StoreVectors,
-)
-from app.stores.common import (
-    as_json,
-    fault_of,
-    page_of,
-    row_number,
-    rows_checksum,
-    store_faults,
 )
 from app.stores.second_collection import random_runs
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx2
 import redis
 
+from app.db.session import Database
 from app.demo.client import free_port
-from app.storage.db import Database
 from scripts.servers import Postgres, binary
 
 #: a worker that is silent for this time loses its jobs

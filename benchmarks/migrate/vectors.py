@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app.encoders.torchvision_ops import make_importable
+from app.encoders.models.torchvision_ops import make_importable
 from benchmarks.common import CACHE, DATA, Missing
 
 Vectors = NDArray[np.float32]

@@ -25,7 +25,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from app.encoders.torchvision_ops import make_importable
+from app.encoders.models.torchvision_ops import make_importable
 from benchmarks.common import CACHE, DATA, Missing
 
 ANCHORS = (50, 100, 300, 1000)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from app.stores.base import StoreLocation
+from app.stores.port import StoreLocation
 from benchmarks.stores.data import StoredRows, Vectors
 
 #: rows of one call where a client sends batches

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from app.stores.base import Migration, NewVectors, Search, Store
+from app.stores.port import Migration, NewVectors, Search, Store
 from app.stores.registry import CONNECTORS, open_store
 from benchmarks.stores.clients import Read, StoreClient
 from benchmarks.stores.data import World

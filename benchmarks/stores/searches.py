@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.stores.base import StoreLocation
+from app.stores.port import StoreLocation
 from benchmarks.service import JSON, Connection, make_set, register
 from benchmarks.stores.data import ANCHORS, Vectors, World
 from scripts.servers import serve

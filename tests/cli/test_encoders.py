@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.cli.test_commands import run, said
-from tests.encoders.remote.endpoints import FakeEndpoint
+from tests.encoders.models.remote.endpoints import FakeEndpoint
 
 
 def test_a_model_that_moves_by_one_percent_is_found(tmp_path: Path) -> None:

@@ -21,15 +21,14 @@ from pgvector.psycopg import register_vector
 from typer.testing import CliRunner, Result
 
 from app.cli.commands import cli
-from app.services.request_context import RequestContext
-from app.services.store_migrations.maps import build_maps
-from app.services.translators.translators import FitRequest
+from app.moves.maps import build_maps
+from app.request_context import RequestContext
 from app.settings import Settings
+from app.translate.fit import FitRequest
 from app.wiring import make_services
 from tests.cli.conftest import running
 from tests.cli.test_commands import said
-from tests.pgvector_server import PgvectorServer, pgvector_server_of_process
-from tests.services.store_migrations.moving import (
+from tests.moves.moving import (
     LINEAR,
     NEW_DIM,
     OLD_DIM,
@@ -37,6 +36,7 @@ from tests.services.store_migrations.moving import (
     old_vectors,
     some,
 )
+from tests.pgvector_server import PgvectorServer, pgvector_server_of_process
 from tests.waiting import slack
 
 ROWS = 600

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from app.services.access.api_keys import create_key
-from app.services.request_context import RequestContext
+from app.access.service import create_key
+from app.db.tables import Base, EncoderRow, JobRow, StoreRow, now
+from app.request_context import RequestContext
 from app.settings import Settings
-from app.storage.tables import Base, EncoderRow, JobRow, StoreRow, now
 from app.types import Scope
 from app.wiring import make_services
 from tests.e2e.conftest import Process

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
-from tests.api.resources.stores.conftest import Shop
-from tests.api.resources.stores.conftest import case as case
-from tests.api.resources.stores.conftest import filled as filled
-from tests.api.resources.stores.conftest import shop as shop
+from tests.fixtures.shop import Shop
+from tests.fixtures.shop import case as case
+from tests.fixtures.shop import filled as filled
+from tests.fixtures.shop import shop as shop
 
 PLAN = {"pair": "new@items"}
 PAGE = "/console/stores/docs"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from starlette.testclient import TestClient
 
-from tests.api.resources.stores.conftest import Shop
-from tests.api.resources.stores.conftest import case as case
-from tests.api.resources.stores.conftest import filled as filled
-from tests.api.resources.stores.conftest import shop as shop
+from tests.fixtures.shop import Shop
+from tests.fixtures.shop import case as case
+from tests.fixtures.shop import filled as filled
+from tests.fixtures.shop import shop as shop
 
 
 def test_the_list_of_stores_is_the_first_page(client: TestClient) -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from prometheus_client import Counter, Gauge, Histogram
 
-from app.observability import metrics
+from app.ops import metrics
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

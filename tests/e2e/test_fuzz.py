@@ -17,9 +17,9 @@ from hypothesis import seed as hypothesis_seed
 from schemathesis import checks
 from schemathesis.specs.openapi import checks as openapi_checks
 
+from app.access.service import create_key
 from app.demo.client import Client
-from app.services.access.api_keys import create_key
-from app.services.request_context import RequestContext
+from app.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services

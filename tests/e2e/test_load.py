@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from app.services.access.api_keys import create_key
-from app.services.request_context import RequestContext
+from app.access.service import create_key
+from app.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services

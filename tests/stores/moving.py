@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from app.stores.base import Migration, Store, StoreLocation
+from app.stores.port import Migration, Store, StoreLocation
 from tests.stores.cases.base import Rows, StoreCase
 
 OLD_DIM, NEW_DIM, TAG, OTHER_TAG = 6, 9, "0badcafe", "0decade5"
@@ -91,7 +91,7 @@ def same(found: dict, rows: Rows) -> bool:
 
 RUN = """
 import sys
-from app.stores.base import StoreLocation
+from app.stores.port import StoreLocation
 from app.stores.registry import open_store
 from tests.stores.moving import NEW_DIM, TAG, translate
 store = open_store(StoreLocation(*sys.argv[1:4]))

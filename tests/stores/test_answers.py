@@ -13,8 +13,8 @@ import pytest
 
 from app.errors import AnchorageError, StoreUnavailable, StoreUnsupported
 from app.stores import answers, http_answers
-from app.stores.base import StoreLocation
 from app.stores.handles import StoreHandles
+from app.stores.port import StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.base import Rows
 from tests.stores.cases.chroma import ChromaServerCase

@@ -1,4 +1,4 @@
-"""What every connector estimates (app/stores/base.py), on real stores."""
+"""What every connector estimates (app/stores/port.py), on real stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from app.errors import MigrationActive, StoreRefused, WrongState
-from app.stores.base import Migration, Search, Store, StoreLocation
+from app.stores.port import Migration, Search, Store, StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.all_cases import CASES, EMBEDDED, LIVE
 from tests.stores.cases.base import Rows, StoreCase

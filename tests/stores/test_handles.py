@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from app.errors import StoreChanged, StoreUnavailable
-from app.stores.base import Store, StoreLocation
 from app.stores.handles import StoreAddress, StoreHandles
 from app.stores.hidden_urls import ConnectorFault
+from app.stores.port import Store, StoreLocation
 from app.stores.registry import CONNECTORS
 
 

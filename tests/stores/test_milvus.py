@@ -21,8 +21,8 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores import milvus
-from app.stores.base import Search, StoreLocation
 from app.stores.milvus import MilvusStore
+from app.stores.port import Search, StoreLocation
 from tests.stores.cases.milvus import MilvusCase, client_of, make_collections
 from tests.stores.cases.milvus_server import server_folder, shared_server
 from tests.stores.moving import (

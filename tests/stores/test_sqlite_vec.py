@@ -17,8 +17,8 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import Search, StoreLocation
 from app.stores.common import fault_of
+from app.stores.port import Search, StoreLocation
 from app.stores.sqlite_vec import SqliteVecStore
 from tests.disks import read_only, small_disk
 from tests.stores.cases.sqlite_vec import SqliteVecCase, connect

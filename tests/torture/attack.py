@@ -15,8 +15,8 @@ import numpy as np
 import psycopg
 
 from app.errors import StoreChanged, StoreUnsupported
-from app.stores.base import StoreLocation
 from app.stores.pgvector import PgvectorStore
+from app.stores.port import StoreLocation
 from tests.pgvector_server import PgvectorServer
 from tests.torture.definitions import Alterations, compare_definitions, leftovers
 from tests.torture.pgvector import Client, World, compare, compare_journals, create, rebase

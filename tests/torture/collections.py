@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from app.stores.base import StoreId, StoreLocation
+from app.stores.port import StoreId, StoreLocation
 from tests.stores.cases.base import Rows, StoreCase
 from tests.torture.pgvector import Alone
 from tests.torture.service import (

@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from app.db.session import Database
 from app.main import create_app
 from app.settings import Settings
-from app.storage.db import Database
 from tests.pgvector_server import PgvectorServer
 from tests.stores.cases.all_cases import CASES
 from tests.torture.attack import make_world, torture_pgvector

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 
-from app.services.context import Services
-from app.services.jobs import progress, runner
+from app.context import Services
+from app.db import tables
+from app.jobs import progress, supervisor
+from app.jobs import worker as runner
 from app.settings import Settings
-from app.storage import tables
-from workers import processes, supervisor
+from workers import processes
 from workers.main import RUNNERS
 
 #: what torch says of a kernel that read outside of its memory

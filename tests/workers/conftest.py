@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from app.bootstrap import pools
+from app.bootstrap import service as bootstrapping
+from app.context import Services
+from app.db import tables
+from app.encoders import service as encoders
 from app.errors import DatabaseUnavailable, NameTaken
-from app.services.anchors import bootstrap as bootstrapping
-from app.services.anchors import pools
-from app.services.context import Services
-from app.services.encoders import encoders
-from app.services.request_context import RequestContext
+from app.request_context import RequestContext
 from app.settings import Settings
-from app.storage import tables
 from app.types import EncoderKind
 from app.wiring import make_services
 from tests.waiting import slack

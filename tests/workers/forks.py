@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 
-from app.services.context import Services
-from app.services.jobs import progress, runner
+from app.context import Services
+from app.db import tables
+from app.jobs import progress
+from app.jobs import worker as runner
 from app.settings import Settings
-from app.storage import tables
 from workers.main import RUNNERS
 from workers.processes import work
 

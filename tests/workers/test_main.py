@@ -8,10 +8,10 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
+from app.db import blobs, tables
+from app.jobs import worker as runner
 from app.main import create_app
-from app.services.jobs import runner
 from app.settings import Settings
-from app.storage import blobs, tables
 from app.wiring import make_services
 from tests.waiting import until
 

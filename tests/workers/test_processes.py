@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.services.jobs import runner, submission
-from app.services.request_context import RequestContext
+from app.db import tables
+from app.jobs import submission
+from app.jobs import worker as runner
+from app.jobs.supervisor import CANNOT_START
+from app.request_context import RequestContext
 from app.settings import Settings
-from app.storage import tables
 from app.types import JobState
 from tests.waiting import until
 from workers.processes import NotShared, devices, main
-from workers.supervisor import CANNOT_START
 
 ROOT = Path(__file__).parents[2]
 WORKER = ("app.cli", "worker")

@@ -10,11 +10,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select
 
-from app.services.jobs import submission
-from app.services.jobs.runner import JobResult
-from app.services.request_context import RequestContext
-from app.storage import tables
-from app.storage.queries import access, resources
+from app.access import queries as access
+from app.db import resources, tables
+from app.jobs import submission
+from app.jobs.worker import JobResult
+from app.request_context import RequestContext
 from app.types import JobState
 from tests.waiting import until
 from workers import main as worker_main

@@ -15,8 +15,8 @@ from app.errors import AddressNotListed, AnchorageError, BlobMissing, StorageUna
 from app.settings import Settings
 
 if TYPE_CHECKING:
-    from app.services.context import Services
-    from app.storage.tables import StoreRow
+    from app.context import Services
+    from app.db.tables import StoreRow
 
 State = Literal["ok", "warning", "failed"]
 
@@ -45,7 +45,7 @@ class DoctorFinding:
 
 def examine_backends(settings: Settings) -> Iterator[DoctorFinding]:
     """Yield what the checks found. Raises ValueError and ImportError for settings of no use."""
-    from app.storage.db import sqlite_file
+    from app.db.session import sqlite_file
 
     with _services(settings) as services:
         yield _redis(settings, services)
@@ -81,7 +81,7 @@ def _services(settings: Settings) -> Iterator[Services]:
 
 
 def _database(services: Services) -> DoctorFinding:
-    from app.storage.db import SchemaOutdated, is_sqlite
+    from app.db.session import SchemaOutdated, is_sqlite
 
     kind = "SQLite" if is_sqlite(services.db.url) else "PostgreSQL"
     try:
@@ -111,7 +111,7 @@ def _database(services: Services) -> DoctorFinding:
 
 
 def _skew_s(their_clock: Any) -> float:
-    from app.storage.tables import now
+    from app.db.tables import now
 
     return float(abs((now() - their_clock).total_seconds()))
 
@@ -127,7 +127,7 @@ def _redis(settings: Settings, services: Services) -> DoctorFinding:
         )
     from redis.exceptions import RedisError
 
-    from app.storage.redis import redis_client
+    from app.db.redis import redis_client
 
     client = redis_client(settings.redis_url)
     try:
@@ -186,7 +186,7 @@ def _keys(settings: Settings, services: Services) -> DoctorFinding:
 
 
 def _jobs(settings: Settings, services: Services) -> DoctorFinding:
-    from app.services.upkeep.database_metrics import read_metrics
+    from app.ops.database_metrics import read_metrics
 
     metrics = read_metrics(services)
     queued, running = metrics.jobs.get("queued", 0), metrics.jobs.get("running", 0)
@@ -203,7 +203,7 @@ def _jobs(settings: Settings, services: Services) -> DoctorFinding:
 
 
 def _blobs(services: Services) -> DoctorFinding:
-    from app.storage.queries import resources
+    from app.db import resources
 
     with services.db.transaction() as session:
         named = resources.named_blobs(session)
@@ -223,7 +223,7 @@ def _blobs(services: Services) -> DoctorFinding:
 
 
 def _encoders(settings: Settings, services: Services) -> DoctorFinding:
-    from app.storage import tables
+    from app.db import tables
 
     with services.db.transaction() as session:
         rows = session.scalars(select(tables.EncoderRow).order_by(tables.EncoderRow.name)).all()
@@ -255,7 +255,7 @@ def _encoders(settings: Settings, services: Services) -> DoctorFinding:
 
 
 def _stores(services: Services) -> list[DoctorFinding]:
-    from app.storage import tables
+    from app.db import tables
 
     with services.db.transaction() as session:
         rows = session.scalars(select(tables.StoreRow).order_by(tables.StoreRow.name)).all()
@@ -264,8 +264,8 @@ def _stores(services: Services) -> list[DoctorFinding]:
 
 def _store(services: Services, row: StoreRow) -> DoctorFinding:
     """Whether a store answers, and holds vectors of its encoder only. Reads it once."""
-    from app.services.stores.stores import describe_mixture, examine_store
     from app.stores.hidden_urls import hide_url
+    from app.stores.service import describe_mixture, examine_store
 
     try:
         report = examine_store(services, row)

@@ -19,9 +19,9 @@ from app.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from app.stores.base import StoreLocation
 from app.stores.common import fault_of, find_cause, raised_by, store_faults
 from app.stores.http_answers import limit_answers
+from app.stores.port import StoreLocation
 
 #: seconds to connect, and the longest wait for an answer
 CONNECT_S, ANSWER_S = 5.0, 30.0

@@ -11,7 +11,9 @@ import numpy as np
 
 from app.errors import StoreChanged, StoreUnsupported
 from app.stores.answers import read_parts, rows_a_read
-from app.stores.base import (
+from app.stores.chroma.connection import ChromaConnection
+from app.stores.common import as_json, did_you_mean, row_number
+from app.stores.port import (
     Capabilities,
     Cursor,
     Hits,
@@ -25,8 +27,6 @@ from app.stores.base import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.chroma.connection import ChromaConnection
-from app.stores.common import as_json, did_you_mean, row_number
 from app.stores.second_collection import PairedStore, Sides, StoredRow, random_runs
 
 #: spaces of Chroma

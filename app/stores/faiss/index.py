@@ -11,7 +11,7 @@ from faiss.contrib.factory_tools import reverse_index_factory
 from numpy.typing import NDArray
 
 from app.errors import StoreUnsupported
-from app.stores.base import Metric, StoreId, StoreVectors
+from app.stores.port import Metric, StoreId, StoreVectors
 
 #: how far the length of a vector may be from 1, for inner products to count as cosines
 UNIT_TOLERANCE = 0.02

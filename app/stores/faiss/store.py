@@ -19,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import StoreChanged, StoreUnsupported
-from app.stores.base import (
+from app.stores.common import (
+    as_json,
+    page_of,
+    row_number,
+    rows_checksum,
+    store_faults,
+)
+from app.stores.faiss.index import LoadedIndex, least_rows
+from app.stores.port import (
     Capabilities,
     Cursor,
     HearRows,
@@ -36,14 +44,6 @@ from app.stores.base import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.common import (
-    as_json,
-    page_of,
-    row_number,
-    rows_checksum,
-    store_faults,
-)
-from app.stores.faiss.index import LoadedIndex, least_rows
 from app.stores.second_collection import find_text, random_runs
 
 STORE = "The FAISS store"

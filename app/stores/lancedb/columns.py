@@ -12,7 +12,7 @@ from lancedb import index as kinds
 from numpy.typing import NDArray
 
 from app.errors import InvalidOption, StoreChanged, StoreUnsupported
-from app.stores.base import Metric, StoreId, StoreLocation, StoreVectors
+from app.stores.port import Metric, StoreId, StoreLocation, StoreVectors
 
 #: columns and tables that a migration creates
 OWN_NAME = re.compile(r"anchorage_([0-9a-f]{8})")

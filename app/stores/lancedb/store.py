@@ -19,7 +19,22 @@ import pyarrow as pa
 from lancedb.index import BTree
 
 from app.errors import InvalidFilter, StoreChanged, StoreUnavailable, StoreUnsupported
-from app.stores.base import (
+from app.stores.common import as_json, page_of, row_number, rows_checksum, store_faults
+from app.stores.lancedb.columns import (
+    DISTANCES,
+    FLOATS,
+    build_like,
+    distance_of,
+    find_id,
+    find_index,
+    find_vector,
+    id_filter,
+    is_vector,
+    quoted,
+    to_arrow,
+    to_numpy,
+)
+from app.stores.port import (
     Capabilities,
     Cursor,
     HearRows,
@@ -35,21 +50,6 @@ from app.stores.base import (
     StoreId,
     StoreLocation,
     StoreVectors,
-)
-from app.stores.common import as_json, page_of, row_number, rows_checksum, store_faults
-from app.stores.lancedb.columns import (
-    DISTANCES,
-    FLOATS,
-    build_like,
-    distance_of,
-    find_id,
-    find_index,
-    find_vector,
-    id_filter,
-    is_vector,
-    quoted,
-    to_arrow,
-    to_numpy,
 )
 
 #: ids in one condition

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from psycopg import sql
 
 from app.errors import StoreChanged
-from app.stores.base import Changes, StoreId
 from app.stores.pgvector import reading
 from app.stores.pgvector.connections import KeyKind, StoreConnection, key_type
 from app.stores.pgvector.facts import revoke_others
 from app.stores.pgvector.layout import PgState, PgVectors, name_of
+from app.stores.port import Changes, StoreId
 
 _CAPTURE = """
 CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER

@@ -36,7 +36,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import StoreId, StoreVectors
+from app.stores.port import StoreId, StoreVectors
 
 _CHANGED = {"42P01", "42703", "42804", "42704", "42883", "22000", "2BP01", "3F000", "42P07"}
 _BUSY = {"57014", "55P03", "40P01", "40001", "53200"}

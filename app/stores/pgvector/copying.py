@@ -12,7 +12,6 @@ import psycopg
 from psycopg import sql
 
 from app.errors import DimensionMismatch, StoreUnavailable
-from app.stores.base import Changes, StoreId, StoreVectors
 from app.stores.pgvector.capture import acknowledge, claim
 from app.stores.pgvector.connections import (
     StoreConnection,
@@ -23,6 +22,7 @@ from app.stores.pgvector.connections import (
 )
 from app.stores.pgvector.facts import revoke_others
 from app.stores.pgvector.layout import PgLayout, PgState, PgVectors
+from app.stores.port import Changes, StoreId, StoreVectors
 
 #: how often rows are written again when a unique value has moved to another row meanwhile
 WRITE_ATTEMPTS = 5

@@ -12,10 +12,10 @@ from typing import Any, LiteralString
 from psycopg import sql
 
 from app.errors import StoreChanged, StoreRefused, StoreUnsupported
-from app.stores.base import StoreFacts, StoreLocation, StoreNote
 from app.stores.pgvector.connections import StoreConnection
 from app.stores.pgvector.layout import PgLayout, PgState, index_metric
 from app.stores.pgvector.reading import dim_of
+from app.stores.port import StoreFacts, StoreLocation, StoreNote
 
 _VIEWS = """
 WITH RECURSIVE found(oid, depth) AS (

@@ -17,9 +17,9 @@ import psycopg
 from psycopg import sql
 
 from app.errors import StoreChanged, StoreRefused, StoreUnsupported
-from app.stores.base import Metric, Side, StoreLocation
 from app.stores.common import did_you_mean
 from app.stores.pgvector.connections import KeyKind, StoreConnection
+from app.stores.port import Metric, Side, StoreLocation
 
 _KEY_KINDS: dict[str, KeyKind] = {
     **dict.fromkeys(("int2", "int4", "int8"), "int"),

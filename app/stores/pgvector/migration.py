@@ -27,16 +27,6 @@ from app.errors import (
     StoreUnsupported,
     WrongState,
 )
-from app.stores.base import (
-    Changes,
-    Migration,
-    Page,
-    StoreId,
-    StoreLocation,
-    StoreVectors,
-    Switch,
-    TranslateRows,
-)
 from app.stores.pgvector import reading
 from app.stores.pgvector.attachments import (
     Attachments,
@@ -91,6 +81,16 @@ from app.stores.pgvector.layout import (
     name_of,
     state_of_tag,
     traces_of,
+)
+from app.stores.port import (
+    Changes,
+    Migration,
+    Page,
+    StoreId,
+    StoreLocation,
+    StoreVectors,
+    Switch,
+    TranslateRows,
 )
 
 #: longest wait for one lock, during which others queue behind; and for how long to try again

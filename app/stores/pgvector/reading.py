@@ -18,16 +18,6 @@ from app.stores.answers import (
     answer_too_large,
     read_parts,
 )
-from app.stores.base import (
-    Cursor,
-    HearRows,
-    Hits,
-    Metric,
-    Page,
-    RowsChecksum,
-    StoreId,
-    StoreVectors,
-)
 from app.stores.pgvector.connections import (
     SHORT_STATEMENT_S,
     KeyKind,
@@ -37,6 +27,16 @@ from app.stores.pgvector.connections import (
     to_vectors,
 )
 from app.stores.pgvector.layout import PgLayout, PgRelation, PgVectors, parse_number
+from app.stores.port import (
+    Cursor,
+    HearRows,
+    Hits,
+    Metric,
+    Page,
+    RowsChecksum,
+    StoreId,
+    StoreVectors,
+)
 from app.types import is_unicode
 
 _COMPARISONS = {

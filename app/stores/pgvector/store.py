@@ -8,7 +8,12 @@ import numpy as np
 import psycopg
 
 from app.errors import StoreUnsupported
-from app.stores.base import (
+from app.stores.pgvector import reading
+from app.stores.pgvector.connections import DESCRIBE, SHORT_STATEMENT_S, PgConnections
+from app.stores.pgvector.facts import collection_facts
+from app.stores.pgvector.layout import index_metric, load_layout
+from app.stores.pgvector.migration import PgMigration
+from app.stores.port import (
     Capabilities,
     Cursor,
     HearRows,
@@ -23,11 +28,6 @@ from app.stores.base import (
     StoreId,
     StoreLocation,
 )
-from app.stores.pgvector import reading
-from app.stores.pgvector.connections import DESCRIBE, SHORT_STATEMENT_S, PgConnections
-from app.stores.pgvector.facts import collection_facts
-from app.stores.pgvector.layout import index_metric, load_layout
-from app.stores.pgvector.migration import PgMigration
 
 
 class PgvectorStore(Store):

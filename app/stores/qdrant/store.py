@@ -17,7 +17,8 @@ from qdrant_client import models
 
 from app.errors import InvalidFilter, InvalidRequest, StoreChanged, StoreUnsupported
 from app.stores.answers import read_parts, rows_a_read
-from app.stores.base import (
+from app.stores.common import as_json, row_number
+from app.stores.port import (
     Capabilities,
     Cursor,
     Hits,
@@ -31,7 +32,6 @@ from app.stores.base import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.common import as_json, row_number
 from app.stores.qdrant.client import CollectionForm, QdrantEngine
 from app.stores.second_collection import PairedStore, Sides, StoredRow, stack_rows
 

@@ -16,7 +16,7 @@ import torch
 from anchorage_client import Client
 from anchorage_client.vectors import Float32s
 from app.demo.pack import load_pack
-from app.encoders.torchvision_ops import make_importable
+from app.encoders.models.torchvision_ops import make_importable
 from scripts.servers import serve
 from tests.pgvector_server import pgvector_server as pgvector_server
 from tests.pgvector_server import pgvector_url as pgvector_url

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from app.cli.commands import cli
 from app.cli.diagnosis import backend_checks
-from app.storage import tables
-from app.storage.blobs import BlobStore
-from app.storage.db import Database
-from app.storage.tables import now
+from app.db import tables
+from app.db.blobs import BlobStore
+from app.db.session import Database
+from app.db.tables import now
 from scripts.servers import free_port, serve
-from tests.storage.conftest import RedisServer
+from tests.fixtures.db import RedisServer
 
 
 def examine(tmp_path: Path, *arguments: str, **settings: str) -> tuple[int, dict[str, list[Any]]]:

@@ -19,10 +19,10 @@ from app.cli.commands import cli
 from app.cli.onboarding.anchor_input import read_vectors
 from app.cli.onboarding.store_places import kind_of, without_password
 from app.console.wording import OPTIONS
+from app.db.tables import EncoderRow, StoreRow
 from app.demo.pack import load_pack
 from app.demo.run import COLLECTION, write_store
 from app.settings import Settings, StoreEntry
-from app.storage.tables import EncoderRow, StoreRow
 from app.wiring import make_services
 from tests.cli.conftest import running
 from tests.cli.test_commands import said

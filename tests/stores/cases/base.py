@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from app.stores.base import StoreId, StoreLocation
+from app.stores.port import StoreId, StoreLocation
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import chromadb
 import numpy as np
 from chromadb.config import Settings
 
-from app.stores.base import StoreId, StoreLocation
+from app.stores.port import StoreId, StoreLocation
 from tests.stores.cases.base import Rows, StoreCase
 from tests.stores.cases.chroma_server import ChromaServer, shared_server
 

@@ -11,7 +11,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from app.stores.base import StoreId, StoreLocation
+from app.stores.port import StoreId, StoreLocation
 from tests.stores.cases.base import Rows, StoreCase
 
 Read = dict[StoreId, tuple[np.ndarray, dict[str, Any]]]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from lancedb.index import BTree, IvfFlat
 
-from app.stores.base import StoreId, StoreLocation
+from app.stores.port import StoreId, StoreLocation
 from tests.stores.cases.base import Rows, StoreCase
 
 

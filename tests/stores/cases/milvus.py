@@ -11,7 +11,7 @@ from uuid import uuid4
 import numpy as np
 from pymilvus import DataType, MilvusClient
 
-from app.stores.base import StoreId, StoreLocation
+from app.stores.port import StoreId, StoreLocation
 from tests.stores.cases.base import Rows, StoreCase
 from tests.stores.cases.milvus_server import shared_server
 from tests.waiting import until

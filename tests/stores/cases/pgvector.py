@@ -12,7 +12,7 @@ import psycopg
 from pgvector.psycopg import register_vector
 from psycopg import sql
 
-from app.stores.base import StoreId, StoreLocation
+from app.stores.port import StoreId, StoreLocation
 from tests.pgvector_server import pgvector_server_of_process
 from tests.stores.cases.base import Rows, StoreCase
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from app.stores.base import StoreId, StoreLocation
+from app.stores.port import StoreId, StoreLocation
 from app.stores.qdrant.client import lend_folder
 from tests.stores.cases.base import Rows, StoreCase
 

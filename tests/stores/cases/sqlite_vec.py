@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import sqlite_vec
 
-from app.stores.base import StoreId, StoreLocation
+from app.stores.port import StoreId, StoreLocation
 from app.stores.sqlite_vec import SQLITE
 from tests.stores.cases.base import Rows, StoreCase
 

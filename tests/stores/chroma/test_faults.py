@@ -19,8 +19,8 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import Search, StoreLocation
 from app.stores.chroma import ChromaStore, connection
+from app.stores.port import Search, StoreLocation
 from tests.disks import read_only, small_disk
 from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase, open_client
 from tests.stores.cases.chroma_server import ChromaServer

@@ -18,8 +18,8 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import Search, StoreLocation
 from app.stores.faiss import FaissStore
+from app.stores.port import Search, StoreLocation
 from tests.disks import read_only, small_disk
 from tests.stores.cases.faiss import FaissCase, build, save
 from tests.stores.moving import NEW_DIM, OLD_DIM, TAG, every, fill_migration, rows, translate

@@ -18,8 +18,8 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import Search, StoreLocation
 from app.stores.lancedb import LancedbStore
+from app.stores.port import Search, StoreLocation
 from tests.disks import read_only, small_disk
 from tests.stores.cases.lancedb import LancedbCase, open_table
 from tests.stores.moving import NEW_DIM, TAG, rows

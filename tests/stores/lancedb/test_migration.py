@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from lancedb.index import BTree, HnswSq, IvfPq
 
-from app.stores.base import Search, StoreLocation
 from app.stores.lancedb import LancedbStore
+from app.stores.port import Search, StoreLocation
 from tests.stores.cases.lancedb import LancedbCase, as_table, open_table
 from tests.stores.moving import NEW_DIM, TAG, fill_migration, rows, translate
 

@@ -10,8 +10,8 @@ from uuid import uuid4
 import numpy as np
 import psycopg
 
-from app.stores.base import Migration, Store, StoreLocation
 from app.stores.pgvector import PgvectorStore
+from app.stores.port import Migration, Store, StoreLocation
 from tests.stores.moving import write_all
 
 if TYPE_CHECKING:  # it imports torch, and processes that a test kills shall start quickly

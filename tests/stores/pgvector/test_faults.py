@@ -20,8 +20,8 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import Search, StoreLocation
 from app.stores.pgvector import PgvectorStore
+from app.stores.port import Search, StoreLocation
 from tests.pgvector_server import PgvectorServer
 from tests.stores.pgvector.tables import (
     NEW_DIM,

@@ -11,8 +11,8 @@ import pytest
 
 from app.errors import DimensionMismatch, InvalidFilter, StoreChanged, StoreUnsupported
 from app.stores.answers import MAX_TEXT
-from app.stores.base import Search, StoreLocation
 from app.stores.pgvector import PgvectorStore
+from app.stores.port import Search, StoreLocation
 from tests.stores.pgvector.tables import NEW_DIM, TAG, Table, sweep, text, translate, vectors_of
 
 

@@ -10,7 +10,7 @@ from qdrant_client import models
 
 from app.errors import StoreChanged
 from app.stores import second_collection
-from app.stores.base import StoreLocation
+from app.stores.port import StoreLocation
 from app.stores.registry import open_store
 from tests.stores.qdrant.test_qdrant import (
     DIM,

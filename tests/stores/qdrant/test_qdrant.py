@@ -23,7 +23,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import Search, StoreLocation
+from app.stores.port import Search, StoreLocation
 from app.stores.qdrant.client import CollectionForm, lend_folder, qdrant_faults
 from app.stores.qdrant.store import QdrantPlace, copied_config
 from app.stores.registry import open_store

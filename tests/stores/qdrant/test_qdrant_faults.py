@@ -9,7 +9,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from app.errors import StoreFull, StoreRefused
-from app.stores.base import StoreLocation
+from app.stores.port import StoreLocation
 from app.stores.registry import open_store
 from tests.disks import fill_disk, remount, small_disk
 

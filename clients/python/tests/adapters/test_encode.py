@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from anchorage_client.adapters.encode import Encoder
-from app.encoders.torchvision_ops import make_importable
+from app.encoders.models.torchvision_ops import make_importable
 
 
 def test_one_string_is_a_vector_and_a_list_is_a_matrix(texts):

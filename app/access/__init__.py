@@ -1,0 +1,1 @@
+"""API keys, projects and the audit log."""

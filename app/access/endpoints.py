@@ -1,0 +1,210 @@
+"""/api-keys and /audit: keys and the audit log of a project, for keys with the scope admin."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.access import queries as access
+from app.access import service as api_keys
+from app.db import tables
+from app.http.bodies import body_docs, json_body
+from app.http.deps import AdminContext, Administers, Limit, Moment, Svc
+from app.http.fields import Body, RowModel
+from app.http.problems import documented
+from app.types import LONGEST_GRACE_S, RATE, Scope
+
+router = APIRouter(tags=["Keys"])
+
+KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the key.")]
+
+
+class NewApiKey(Body):
+    """An API key to create in the caller's project."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "search backend", "scopes": ["read"]}]}
+    )
+
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")] = (
+        Field(description="Name of the key, 1 to 100 characters. It need not be unique.")
+    )
+    scopes: Annotated[
+        list[Annotated[Scope, Field(strict=False)]], Field(min_length=1, max_length=3)
+    ] = Field(
+        default=[Scope.read],
+        description="What the key may do. `admin` includes `write`, and `write` includes `read`.",
+    )
+    expires_at: Annotated[Moment, Field(strict=False)] | None = Field(
+        None,
+        description="When the key stops working, with its offset from UTC. Default: never.",
+    )
+    rate_limit: Annotated[str, Field(pattern=RATE, max_length=100)] | None = Field(
+        None,
+        description="Largest rate of requests, such as `600/minute`. "
+        "Default: the limit of the server.",
+        examples=["600/minute"],
+    )
+
+
+class Rotation(Body):
+    """How long the old key still works."""
+
+    grace_s: Annotated[int, Field(ge=0, le=LONGEST_GRACE_S)] = Field(
+        0, description=f"Seconds that the old key still works, 0 to {LONGEST_GRACE_S:,}."
+    )
+
+
+class ApiKey(RowModel):
+    """An API key without its secret."""
+
+    id: str = Field(description="Id of the key: 32 hexadecimal digits.")
+    name: str = Field(description="Name of the key.")
+    scopes: list[Scope] = Field(description="What the key may do.")
+    rate_limit: str | None = Field(
+        description="Largest rate of requests. Null: the limit of the server."
+    )
+    created_at: datetime = Field(description="When it was created.")
+    expires_at: datetime | None = Field(description="When it stops working. Null: never.")
+    revoked_at: datetime | None = Field(description="When it was revoked. Null if it was not.")
+    last_used_at: datetime | None = Field(description="When it was last used, to the minute.")
+
+
+class NewApiKeyOut(ApiKey):
+    """A new API key with its secret, which no later request shows."""
+
+    key: str = Field(description="The secret, for `Authorization: Bearer`.", examples=["anc_..."])
+
+
+class ApiKeyPage(BaseModel):
+    """All keys of the project, oldest first."""
+
+    api_keys: list[ApiKey] = Field(description="The keys, including expired and revoked ones.")
+
+
+class AuditEntry(RowModel):
+    """One change in the project."""
+
+    at: datetime = Field(validation_alias="created_at", description="When it happened.")
+    action: str = Field(description="What was done, such as `create` or `delete`.")
+    resource: str = Field(description="Kind of the resource, such as `anchor-set`.")
+    name: str = Field(description="Name or id of the resource.")
+    key_id: str | None = Field(
+        description="Id of the key that was used. Null without keys, and for the command line."
+    )
+    origin: str = Field(description="Id of the request, id of the job, or the command line.")
+
+
+class AuditPage(BaseModel):
+    """Changes, newest first."""
+
+    writes: list[AuditEntry] = Field(description="One page of changes.")
+
+
+@router.post(
+    "/api-keys",
+    status_code=201,
+    summary="Create an API key",
+    responses=documented(400, 409, 413, 415, 422),
+    openapi_extra=body_docs(NewApiKey),
+)
+def create_api_key(
+    context: AdminContext,
+    body: Annotated[NewApiKey, json_body(NewApiKey)],
+    response: Response,
+    services: Svc,
+) -> NewApiKeyOut:
+    """Creates a key. Only this answer has its secret."""
+    row, key = api_keys.create_key(
+        services,
+        context,
+        name=body.name,
+        scopes=body.scopes,
+        expires_at=body.expires_at,
+        rate_limit=body.rate_limit,
+    )
+    return _with_secret(row, key, response)
+
+
+@router.get("/api-keys", summary="List API keys", responses=documented(422))
+def list_api_keys(services: Svc, project: Administers) -> ApiKeyPage:
+    """Returns all keys of the project, including expired and revoked ones."""
+    with services.db.transaction() as session:
+        return ApiKeyPage(
+            api_keys=[ApiKey.model_validate(row) for row in access.api_keys(session, project)]
+        )
+
+
+@router.get("/api-keys/{id}", summary="Get an API key", responses=documented(404, 422))
+def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
+    """Returns one key without its secret."""
+    with services.db.transaction() as session:
+        return ApiKey.model_validate(access.api_key(session, project, id))
+
+
+@router.post(
+    "/api-keys/{id}/rotate",
+    status_code=201,
+    summary="Rotate an API key",
+    responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(Rotation),
+)
+def rotate_api_key(
+    id: KeyId,
+    context: AdminContext,
+    body: Annotated[Rotation, json_body(Rotation)],
+    request: Request,
+    response: Response,
+    services: Svc,
+) -> NewApiKeyOut:
+    """Creates a key with the same rights. The old key stops working after `grace_s` seconds."""
+    row, key = api_keys.rotate_key(services, context, id, grace_s=body.grace_s)
+    _forget(request, id)
+    return _with_secret(row, key, response)
+
+
+@router.delete(
+    "/api-keys/{id}",
+    status_code=204,
+    summary="Revoke an API key",
+    responses=documented(404, 422),
+)
+def revoke_api_key(id: KeyId, request: Request, services: Svc, context: AdminContext) -> None:
+    """Revokes a key: at once in this process, and within 2 seconds in others.
+
+    The key stays in the list, because the audit log refers to it.
+    """
+    api_keys.revoke_key(services, context, id)
+    _forget(request, id)
+
+
+@router.get("/audit", summary="List changes", responses=documented(422))
+def list_writes(
+    services: Svc,
+    project: Administers,
+    before: Annotated[
+        Moment | None,
+        Query(description="Only changes before this moment: `at` of the previous page's last one."),
+    ] = None,
+    limit: Limit = 100,
+) -> AuditPage:
+    """Returns the project's changes from the audit log, newest first."""
+    with services.db.transaction() as session:
+        rows = access.audit(session, project, before=before, limit=limit)
+        return AuditPage(writes=[AuditEntry.model_validate(row) for row in rows])
+
+
+def _with_secret(row: tables.ApiKeyRow, key: str, response: Response) -> NewApiKeyOut:
+    response.headers["Location"] = f"/api-keys/{row.id}"
+    response.headers["Cache-Control"] = "no-store"
+    return NewApiKeyOut(key=key, **ApiKey.model_validate(row).model_dump())
+
+
+def _forget(request: Request, key_id: str) -> None:
+    """Makes this process look the key up again."""
+    key_ring = request.app.state.admission.keys
+    if key_ring is not None:
+        key_ring.forget(key_id)

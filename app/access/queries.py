@@ -1,0 +1,78 @@
+"""Queries of API keys and the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import exists, or_, select, update
+from sqlalchemy.orm import Session
+
+from app.db.statements import changed_rows
+from app.db.tables import (
+    ApiKeyRow,
+    AuditRow,
+)
+from app.errors import (
+    ApiKeyNotFound,
+)
+
+
+def api_key(session: Session, project: str | None, key_id: str, *, lock: bool = False) -> ApiKeyRow:
+    """Return a key of the project, or of any project if it is None.
+
+    `lock` locks the row until the transaction ends.
+    """
+    query = select(ApiKeyRow).where(ApiKeyRow.id == key_id)
+    if project is not None:
+        query = query.where(ApiKeyRow.project == project)
+    row = session.scalar(query.with_for_update() if lock else query)
+    if row is None:
+        raise ApiKeyNotFound(f"There is no API key {key_id!r}.", field="id")
+    return row
+
+
+def api_keys(session: Session, project: str | None = None) -> Sequence[ApiKeyRow]:
+    """Return the keys of one project, or of all, in the order of their creation."""
+    query = select(ApiKeyRow).order_by(ApiKeyRow.created_at, ApiKeyRow.id)
+    return session.scalars(
+        query if project is None else query.where(ApiKeyRow.project == project)
+    ).all()
+
+
+def end_key(session: Session, row: ApiKeyRow, *, end: datetime) -> bool:
+    """Set when a key expires. Returns False if another request has changed that since."""
+    unchanged = (
+        ApiKeyRow.expires_at.is_(None)
+        if row.expires_at is None
+        else ApiKeyRow.expires_at == row.expires_at
+    )
+    where = (ApiKeyRow.id == row.id, ApiKeyRow.revoked_at.is_(None), unchanged)
+    return changed_rows(session, update(ApiKeyRow).where(*where).values(expires_at=end)) == 1
+
+
+def has_usable_key(session: Session, *, now: datetime) -> bool:
+    usable = exists().where(
+        ApiKeyRow.revoked_at.is_(None),
+        or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > now),
+    )
+    return bool(session.scalar(select(usable)))
+
+
+def touch_key(session: Session, key_id: str, *, now: datetime) -> None:
+    changed_rows(session, update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(last_used_at=now))
+
+
+def audit(
+    session: Session, project: str, *, before: datetime | None, limit: int
+) -> Sequence[AuditRow]:
+    """Return audit rows written before a moment, the newest first."""
+    query = (
+        select(AuditRow)
+        .where(AuditRow.project == project)
+        .order_by(AuditRow.created_at.desc(), AuditRow.id)
+        .limit(limit)
+    )
+    return session.scalars(
+        query if before is None else query.where(AuditRow.created_at < before)
+    ).all()

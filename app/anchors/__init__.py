@@ -1,0 +1,1 @@
+"""Anchor sets: the same items embedded by several encoders."""

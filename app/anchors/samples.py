@@ -1,0 +1,197 @@
+"""Samples of a store: vectors of one encoder that a client's vector database holds.
+
+They have no partners in another space. They say what the store looks like, how large it is, and
+which anchors are foreign to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sqlalchemy.orm import Session
+from torch import Tensor
+
+from app.access.audit import record_audit
+from app.anchors import spaces
+from app.context import Services
+from app.db import resources, tables
+from app.encoders.incoming import checked_vectors
+from app.errors import SampleNotFound
+from app.maths.anchors.foreign import (
+    FEWEST_SAMPLED,
+    FOREIGN_LEVEL,
+    StoreComparison,
+    compare_with_store,
+)
+from app.request_context import RequestContext
+
+#: the name of a sample's tensor in its blob
+SAMPLE_TENSOR = "sample"
+
+#: cache size of a comparison, next to its rows
+CACHED_COMPARISON_BYTES = 256
+
+
+@dataclass(frozen=True, eq=False)
+class StoreCoverage:
+    """The comparison of a space's anchors with the sample of a store; None: too few vectors.
+
+    sampled  the number of vectors of the sample
+    """
+
+    encoder: str
+    sampled: int
+    comparison: StoreComparison | None
+
+    @property
+    def has_foreign(self) -> bool:
+        return self.comparison is not None and self.comparison.has_foreign
+
+    def describe(self) -> str:
+        """Return what the comparison found, as sentences."""
+        if self.comparison is None:
+            return (
+                f"The sample of {self.encoder!r} has {self.sampled} vectors; a comparison with the "
+                f"anchors needs at least {FEWEST_SAMPLED} different ones. Send a larger sample."
+            )
+        found, total = self.comparison, len(self.comparison.foreign)
+        facts = (
+            f"{int(found.foreign.sum())} of {total} anchors are unlike the sample of the store by "
+            f"{self.encoder!r}, and the anchors cover {found.covered:.0%} of it"
+        )
+        if not found.has_foreign:
+            return (
+                f"{facts}. About {FOREIGN_LEVEL:.0%} are unlike it where all anchors are of the "
+                "store."
+            )
+        return (
+            f"{facts}. Foreign anchors make search results worse, so fits weigh them less. Add "
+            "anchors of the store."
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as JSON."""
+        found = self.comparison
+        verdict = "foreign-anchors" if self.has_foreign else "no-foreign-anchors"
+        return {
+            "encoder": self.encoder,
+            "sampled": self.sampled,
+            "verdict": "unknown" if found is None else verdict,
+            "foreign": None if found is None else int(found.foreign.sum()),
+            "share": None if found is None else found.share,
+            "covered": None if found is None else found.covered,
+            "detail": self.describe(),
+        }
+
+
+def sample_of(services: Services, space: tables.SpaceRow) -> Tensor | None:
+    """Return the sample (n, d), float32, of the store; None without one."""
+    if space.sample is None:
+        return None
+    stored = services.blobs.get(space.sample, of=f"anchor set {space.anchor_set.name!r}")
+    return stored[SAMPLE_TENSOR]
+
+
+def put_sample(
+    services: Services,
+    context: RequestContext,
+    *,
+    anchor_set: str,
+    encoder: str,
+    vectors: Tensor,
+    store_size: int | None,
+) -> tuple[tables.AnchorSetRow, StoreCoverage | None]:
+    """Store the sample of a space in place of an earlier one, and compare the anchors with it.
+
+    Raises the not-found errors, AnchorsNotEmbedded, Overloaded, and the vector errors.
+    """
+    with services.db.transaction() as session:
+        space = _find(session, context.project, anchor_set, encoder)
+    raw = checked_vectors(vectors, field="vectors", limits=services.limits, dim=space.encoder.dim)
+    digest = services.blobs.put({SAMPLE_TENSOR: raw})
+    space.sample, space.sample_size = digest, len(raw)  # outside a session, which would write it
+    coverage = compare_space(services, space)  # before any row changes: it may be overloaded
+    row = _change(services, context, anchor_set, encoder, (digest, len(raw), store_size))
+    return row, coverage
+
+
+def delete_sample(
+    services: Services, context: RequestContext, *, anchor_set: str, encoder: str
+) -> None:
+    """Delete the sample of a space. Raises the not-found errors, AnchorsNotEmbedded,
+    SampleNotFound.
+    """
+    with services.db.transaction() as session:
+        if _find(session, context.project, anchor_set, encoder).sample is None:
+            raise SampleNotFound(
+                f"Anchor set {anchor_set!r} has no sample of {encoder!r}.", field="encoder"
+            )
+    _change(services, context, anchor_set, encoder, (None, None, None))
+
+
+def _change(
+    services: Services,
+    context: RequestContext,
+    anchor_set: str,
+    encoder: str,
+    values: tuple[str | None, int | None, int | None],
+) -> tables.AnchorSetRow:
+    with services.db.transaction() as session:
+        space = _find(session, context.project, anchor_set, encoder)
+        space.sample, space.sample_size, space.store_size = values
+        record_audit(session, context, "sample", "anchor-set", anchor_set)
+        session.flush()
+        row = resources.whole_set(session, context.project, anchor_set)
+    services.names.forget()
+    return row
+
+
+def _find(session: Session, project: str, anchor_set: str, encoder: str) -> tables.SpaceRow:
+    return resources.space(
+        session,
+        resources.by_name(session, tables.AnchorSetRow, project, anchor_set),
+        resources.by_name(session, tables.EncoderRow, project, encoder, field="encoder"),
+    )
+
+
+def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage | None:
+    """Compare the anchors of a space with its sample. Returns None without a sample."""
+    if space.sample is None:
+        return None
+
+    def compare() -> StoreCoverage:
+        anchors, sample = spaces.raw_anchors(services, space), sample_of(services, space)
+        assert sample is not None
+        queries = _queries(services, space)
+        with services.fitting(space.project):
+            # Queries are unlike every store of documents.
+            judged = None if queries is None else ~queries
+            found = compare_with_store(anchors, sample, judged=judged)
+        return StoreCoverage(space.encoder.name, len(sample), found)
+
+    return services.cache.get_or_make(
+        ("store coverage", space.id, space.blob, space.sample),
+        compare,
+        lambda value: CACHED_COMPARISON_BYTES + space.anchor_set.size,
+    )
+
+
+def compare_pair(
+    services: Services, source: tables.SpaceRow, target: tables.SpaceRow
+) -> StoreCoverage | None:
+    """Compare a pair's anchors with the larger sample of both spaces. Returns None without one."""
+    sampled = [space for space in (source, target) if space.sample is not None]
+    if not sampled:
+        return None
+    return compare_space(services, max(sampled, key=lambda space: space.sample_size or 0))
+
+
+def _queries(services: Services, space: tables.SpaceRow) -> Tensor | None:
+    """Return which of the space's anchors (k,) are queries; None if its set has no roles."""
+    with services.db.transaction() as session:
+        roles = resources.roles_of(session, space.anchor_set_id)
+    if not roles:
+        return None
+    return torch.tensor([each == "query" for each in roles], dtype=torch.bool)

@@ -1,1 +1,0 @@
-"""Bytes to arrays and back: npy."""

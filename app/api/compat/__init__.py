@@ -1,1 +1,0 @@
-"""Routes in other services' protocols: OpenAI, text-embeddings-inference and Open Inference."""

@@ -1,1 +1,0 @@
-"""What every request passes: admission, bodies, dependencies, errors and answers."""

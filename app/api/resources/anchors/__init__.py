@@ -1,1 +1,0 @@
-"""Anchor sets, their reports and items, and the pools that a bootstrap pairs."""

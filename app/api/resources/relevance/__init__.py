@@ -1,1 +1,0 @@
-"""What the users of a search feel."""

@@ -1,1 +1,0 @@
-"""Routes for vector stores and their migrations."""

@@ -1,1 +1,0 @@
-"""Models and fields that several resources share."""

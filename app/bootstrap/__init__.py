@@ -1,0 +1,1 @@
+"""Bootstraps: anchors from a few pairs, or from none."""

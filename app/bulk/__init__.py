@@ -1,0 +1,1 @@
+"""Files of vectors, translated beside the service."""

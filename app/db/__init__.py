@@ -1,0 +1,1 @@
+"""Rows, blobs, the cache and Redis."""

@@ -1,0 +1,450 @@
+"""Queries of resources: encoders, sets, pools, heads, aliases, translators, jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from sqlalchemy import Select, and_, delete, exists, or_, select, update
+from sqlalchemy.orm import (
+    Session,
+    aliased,
+    contains_eager,
+    defer,
+    joinedload,
+    undefer,
+)
+from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.sql.base import ExecutableOption as ORMOption
+
+from app.db.statements import changed_rows
+from app.db.tables import (
+    AliasRow,
+    AnchorSetRow,
+    EncoderRow,
+    HeadRow,
+    JobRow,
+    MigrationRow,
+    PoolRow,
+    SpaceRow,
+    StoreRow,
+    TranslatorRow,
+)
+from app.errors import (
+    AliasNotFound,
+    AnchorSetNotFound,
+    AnchorsNotEmbedded,
+    EncoderNotFound,
+    HeadNotFound,
+    JobNotFound,
+    NameTaken,
+    PoolNotFound,
+    StoreNotFound,
+    TranslatorNotFound,
+)
+from app.jobs import queries as job_queries
+from app.types import JobState
+
+#: most names that one that does not exist is compared with
+MAX_COMPARED_NAMES = 1_000
+
+Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow, AliasRow, StoreRow)
+
+_NOT_FOUND = {
+    EncoderRow: EncoderNotFound,
+    AnchorSetRow: AnchorSetNotFound,
+    HeadRow: HeadNotFound,
+    PoolRow: PoolNotFound,
+    AliasRow: AliasNotFound,
+    StoreRow: StoreNotFound,
+}
+_NOUN = {
+    EncoderRow: "encoder",
+    AnchorSetRow: "anchor set",
+    HeadRow: "head",
+    PoolRow: "pool",
+    AliasRow: "alias",
+    StoreRow: "store",
+}
+_LISTED: dict[type[Any], str] = {
+    StoreRow: " `GET /stores` and `anchorage stores list` show those that there are."
+}
+
+
+def by_name(
+    session: Session,
+    table: type[Named],
+    project: str,
+    name: str,
+    *,
+    field: str = "name",
+    options: Sequence[ORMOption] = (),
+) -> Named:
+    """Return the row of that name."""
+    query = select(table).where(table.project == project, table.name == name)
+    rows = _read(session, table, query.options(*options))
+    row = rows[0] if rows else None
+    if row is None:
+        near = _nearest(session, table, project, name)
+        detail = f"There is no {_NOUN[table]} named {name!r}.{near}{_LISTED.get(table, '')}"
+        raise _NOT_FOUND[table](detail, field=field)
+    return row
+
+
+def _nearest(session: Session, table: type[Named], project: str, name: str) -> str:
+    """Return a question about the most similar name, after a space; "" if none is similar."""
+    names = select(table.name).where(table.project == project).limit(MAX_COMPARED_NAMES)
+    found = get_close_matches(name, session.scalars(names).all(), 1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def _read(session: Session, table: type[Named], query: Select[Any]) -> Sequence[Named]:
+    """Return rows. One statement reads sets and their spaces, so that a deletion parts none."""
+    if table is not AnchorSetRow:
+        return session.scalars(query).all()
+    rows = session.scalars(query.options(joinedload(AnchorSetRow.spaces))).unique().all()
+    for row in rows:
+        for each in row.spaces:  # the statement does not read the set once more for each space
+            set_committed_value(each, "anchor_set", row)
+    return rows
+
+
+def require_free(session: Session, table: type[Named], project: str, name: str) -> None:
+    """Raises NameTaken when the name is in use."""
+    if session.scalar(select(exists().where(table.project == project, table.name == name))):
+        raise NameTaken(
+            f"{_article(_NOUN[table])} named {name!r} exists. Choose another name or delete it.",
+            field="name",
+        )
+
+
+def remove(session: Session, row: Named) -> None:
+    """Delete a row and all rows that belong to it. Raises the not-found error if it is gone."""
+    table = type(row)
+    if changed_rows(session, delete(table).where(table.id == row.id)) == 0:
+        raise _NOT_FOUND[table](f"There is no {_NOUN[table]} named {row.name!r}.", field="name")
+
+
+def page(
+    session: Session, table: type[Named], project: str, *, after: str, limit: int
+) -> Sequence[Named]:
+    """Return rows in the order of their names, after the name `after`."""
+    query = (
+        select(table)
+        .where(table.project == project, table.name > after)
+        .order_by(table.name)
+        .limit(limit)
+    )
+    return _read(session, table, query)
+
+
+def space(session: Session, anchor_set: AnchorSetRow, encoder: EncoderRow) -> SpaceRow:
+    """Return the encoder's embeddings of the set."""
+    row = session.scalar(
+        select(SpaceRow).where(
+            SpaceRow.anchor_set_id == anchor_set.id,
+            SpaceRow.encoder_id == encoder.id,
+        )
+    )
+    if row is None:
+        raise AnchorsNotEmbedded(
+            f"Anchor set {anchor_set.name!r} has no embeddings by encoder {encoder.name!r}. "
+            f"Add them with PUT /anchor-sets/{anchor_set.name}/embeddings/{encoder.name}.",
+            field="anchor_set",
+        )
+    return row
+
+
+def spaces_of(
+    session: Session, project: str, anchor_set: str, encoders: Collection[str]
+) -> dict[str, SpaceRow]:
+    """Return the embeddings of a set by these encoders, keyed by the encoders' names.
+
+    One statement reads them all, so that they belong to one set of that name. Missing ones are
+    left out. The row of the set must not load its `spaces`.
+    """
+    query = (
+        select(SpaceRow)
+        .join(SpaceRow.anchor_set)
+        .join(SpaceRow.encoder)
+        .where(
+            AnchorSetRow.project == project,
+            AnchorSetRow.name == anchor_set,
+            EncoderRow.name.in_(encoders),
+        )
+        .options(
+            contains_eager(SpaceRow.anchor_set).raiseload(AnchorSetRow.spaces),
+            contains_eager(SpaceRow.encoder),
+        )
+    )
+    return {row.encoder.name: row for row in session.scalars(query)}
+
+
+def encoders_but(session: Session, project: str, kind: str) -> Sequence[EncoderRow]:
+    """Return the encoders of every kind but `kind`, in the order of their names."""
+    return session.scalars(
+        select(EncoderRow)
+        .where(EncoderRow.project == project, EncoderRow.kind != kind)
+        .order_by(EncoderRow.name)
+    ).all()
+
+
+def encoders_to_check(session: Session, day: int) -> Sequence[EncoderRow]:
+    """Return the encoders of all projects with a model that no worker has checked on this day."""
+    is_due = or_(EncoderRow.watched_day.is_(None), EncoderRow.watched_day < day)
+    return session.scalars(
+        select(EncoderRow).where(EncoderRow.model.is_not(None), is_due).order_by(EncoderRow.id)
+    ).all()
+
+
+def claim_check(session: Session, encoder: EncoderRow, day: int) -> bool:
+    """Take an encoder's check of this day. Returns whether no other worker had taken it."""
+    is_due = or_(EncoderRow.watched_day.is_(None), EncoderRow.watched_day < day)
+    claimed = update(EncoderRow).where(EncoderRow.id == encoder.id, is_due)
+    return changed_rows(session, claimed.values(watched_day=day)) == 1
+
+
+def count_checks(session: Session) -> dict[str, int]:
+    """Return the number of encoders of all projects by the result of their last check."""
+    rows = session.scalars(select(EncoderRow.last_check).where(EncoderRow.last_check.is_not(None)))
+    return dict(Counter(row["result"] for row in rows if row))
+
+
+def spaces_of_encoder(session: Session, encoder: EncoderRow) -> Sequence[SpaceRow]:
+    """Return an encoder's spaces, the newest first."""
+    query = (
+        select(SpaceRow)
+        .where(SpaceRow.encoder_id == encoder.id)
+        .order_by(SpaceRow.created_at.desc())
+    )
+    return session.scalars(query).all()
+
+
+def spaces(session: Session, project: str) -> Sequence[SpaceRow]:
+    """Return the spaces of all sets of a project in the order of the sets' names."""
+    query = (
+        select(SpaceRow)
+        .join(AnchorSetRow, AnchorSetRow.id == SpaceRow.anchor_set_id)
+        .where(SpaceRow.project == project)
+        .order_by(AnchorSetRow.name, SpaceRow.created_at)
+    )
+    return session.scalars(query).all()
+
+
+def drop_comparisons(session: Session, encoder: EncoderRow) -> None:
+    """Drop the comparisons of other encoders with one that is deleted."""
+    query = select(EncoderRow).where(
+        EncoderRow.project == encoder.project, EncoderRow.comparisons.is_not(None)
+    )
+    # In the order of ids, as a comparison locks them.
+    for row in session.scalars(query.order_by(EncoderRow.id).with_for_update()):
+        kept = dict(row.comparisons or {})
+        if kept.pop(encoder.id, None) is not None:
+            row.comparisons = kept
+
+
+def users_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
+    """Return what uses the encoder: 'anchor set a', 'head b', 'pool c'."""
+    sets = session.scalars(
+        select(AnchorSetRow.name)
+        .join(SpaceRow, SpaceRow.anchor_set_id == AnchorSetRow.id)
+        .where(SpaceRow.encoder_id == encoder.id)
+    ).all()
+    heads = session.scalars(select(HeadRow.name).where(HeadRow.encoder_id == encoder.id)).all()
+    pools = session.scalars(select(PoolRow.name).where(PoolRow.encoder_id == encoder.id)).all()
+    users = {"anchor set": sets, "head": heads, "pool": pools}
+    return [f"{noun} {name!r}" for noun, names in users.items() for name in names]
+
+
+def users_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]:
+    heads = session.scalars(
+        select(HeadRow.name).where(HeadRow.anchor_set_id == anchor_set.id)
+    ).all()
+    return [f"head {name!r}" for name in heads]
+
+
+def whole_pool(session: Session, project: str, name: str, *, field: str = "name") -> PoolRow:
+    """Return a pool with its pieces."""
+    return by_name(session, PoolRow, project, name, field=field, options=[undefer(PoolRow.pieces)])
+
+
+def whole_set(session: Session, project: str, name: str) -> AnchorSetRow:
+    """Return a set with the roles of its items."""
+    return by_name(session, AnchorSetRow, project, name, options=[undefer(AnchorSetRow.roles)])
+
+
+def roles_of(session: Session, set_id: str) -> list[str] | None:
+    """Return the roles of a set's items; None without roles, or once the set is deleted."""
+    return session.scalar(select(AnchorSetRow.roles).where(AnchorSetRow.id == set_id))
+
+
+def extend_pool(session: Session, pool: PoolRow, piece: dict[str, Any]) -> bool:
+    """Add a piece to a pool that was read with its pieces.
+
+    Returns False, and adds nothing, if another request has added a piece since.
+    """
+    unchanged = (PoolRow.id == pool.id, PoolRow.items == pool.items)
+    grown = {"pieces": [*pool.pieces, piece], "items": pool.items + piece["rows"]}
+    return changed_rows(session, update(PoolRow).where(*unchanged).values(grown)) == 1
+
+
+def translator(
+    session: Session,
+    project: str,
+    content: str,
+    *,
+    between: tuple[str, str] | None = None,
+) -> TranslatorRow:
+    """Return the translator of that id, by default the oldest.
+
+    between  row ids of its two spaces: anchor sets with equal embeddings have translators of one id
+    """
+    ours = (
+        []
+        if between is None
+        else [TranslatorRow.source_id == between[0], TranslatorRow.target_id == between[1]]
+    )
+    wanted = select(TranslatorRow).where(
+        TranslatorRow.project == project, TranslatorRow.content == content, *ours
+    )
+    oldest = wanted.order_by(TranslatorRow.created_at).limit(1)
+    row = session.scalar(oldest)
+    if row is None:
+        raise TranslatorNotFound(f"There is no translator {content!r}.", field="id")
+    return row
+
+
+def translators(
+    session: Session, project: str, *, after: str, limit: int
+) -> Sequence[TranslatorRow]:
+    """Translators in the order of their ids, those after the id `after`: the oldest row of each id.
+
+    Leaves out their reports.
+    """
+    older = aliased(TranslatorRow)
+    is_oldest = ~exists().where(
+        older.project == TranslatorRow.project,
+        older.content == TranslatorRow.content,
+        or_(
+            older.created_at < TranslatorRow.created_at,
+            and_(older.created_at == TranslatorRow.created_at, older.id < TranslatorRow.id),
+        ),
+    )
+    query = (
+        select(TranslatorRow)
+        .where(TranslatorRow.project == project, TranslatorRow.content > after, is_oldest)
+        .order_by(TranslatorRow.content)
+        .limit(limit)
+    )
+    return session.scalars(query.options(defer(TranslatorRow.report))).all()
+
+
+def touch_translator(session: Session, row: TranslatorRow, *, now: datetime) -> bool:
+    """Record the use of a translator. Returns whether it has a row between these two spaces."""
+    between = (TranslatorRow.source_id == row.source_id, TranslatorRow.target_id == row.target_id)
+    ours = (TranslatorRow.project == row.project, TranslatorRow.content == row.content, *between)
+    return changed_rows(session, update(TranslatorRow).where(*ours).values(used_at=now)) > 0
+
+
+def job(session: Session, project: str, job_id: str) -> JobRow:
+    """Return the job."""
+    row = session.scalar(select(JobRow).where(JobRow.project == project, JobRow.id == job_id))
+    if row is None:
+        raise JobNotFound(f"There is no job {job_id!r}.", field="id")
+    return row
+
+
+def jobs(
+    session: Session,
+    project: str,
+    *,
+    state: JobState | None,
+    before: datetime | None,
+    limit: int,
+    whole: bool = False,
+) -> Sequence[JobRow]:
+    """Return jobs created before a moment, the newest first.
+
+    whole  with their arguments and results
+    """
+    query = (
+        select(JobRow)
+        .where(JobRow.project == project)
+        .order_by(JobRow.created_at.desc(), JobRow.id)
+        .limit(limit)
+    )
+    if state is not None:
+        query = query.where(JobRow.state == state)
+    if before is not None:
+        query = query.where(JobRow.created_at < before)
+    if not whole:
+        query = query.options(defer(JobRow.arguments), defer(JobRow.result))
+    return session.scalars(query).all()
+
+
+def named_blobs(session: Session) -> set[str]:
+    """Return every content hash that a row names."""
+    columns = (
+        SpaceRow.blob,
+        SpaceRow.sample,
+        AnchorSetRow.inputs,
+        AnchorSetRow.pairs,
+        AnchorSetRow.store_rows,
+        TranslatorRow.weights,
+        HeadRow.blob,
+        MigrationRow.maps,
+    )
+    named = {
+        digest
+        for column in columns
+        for digest in session.scalars(select(column).distinct())
+        if digest is not None
+    }
+    named |= {
+        piece["blob"] for pieces in session.scalars(select(PoolRow.pieces)) for piece in pieces
+    }
+    for row in job_queries.unfinished(session):
+        for held in row.arguments.get("blobs", {}).values():
+            named |= {held} if isinstance(held, str) else set(held)
+        if row.checkpoint is not None:
+            named.add(row.checkpoint)
+    return named
+
+
+def alias(session: Session, project: str, name: str) -> AliasRow | None:
+    """Return the alias of that name, or None. An encoder of the same name hides it.
+
+    Two requests at the same moment can create both.
+    """
+    hidden = exists().where(EncoderRow.project == project, EncoderRow.name == name)
+    return session.scalar(
+        select(AliasRow).where(AliasRow.project == project, AliasRow.name == name, ~hidden)
+    )
+
+
+def aliases(session: Session, project: str, *, limit: int) -> Sequence[AliasRow]:
+    """Return aliases in the order of their names."""
+    return session.scalars(
+        select(AliasRow).where(AliasRow.project == project).order_by(AliasRow.name).limit(limit)
+    ).all()
+
+
+def aliases_of(session: Session, row: EncoderRow | AnchorSetRow) -> list[str]:
+    """Return the aliases whose model names an encoder or a set, as 'alias a'."""
+    columns = {
+        EncoderRow: [AliasRow.encoder_id, AliasRow.target_id],
+        AnchorSetRow: [AliasRow.anchor_set_id],
+    }
+    names = session.scalars(
+        select(AliasRow.name)
+        .where(or_(*(column == row.id for column in columns[type(row)])))
+        .order_by(AliasRow.name)
+    ).all()
+    return [f"alias {name!r}" for name in names]
+
+
+def _article(noun: str) -> str:
+    return f"An {noun}" if noun[0] in "aeiou" else f"A {noun}"

@@ -1,0 +1,370 @@
+"""Encodes texts and images with the models that the service runs."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from app.context import Limits, Services
+from app.db import tables
+from app.encoders.incoming import checked_vectors
+from app.encoders.models.base import EncoderModel, EncoderSpec, Input, Item
+from app.encoders.models.batcher import EncodeTask
+from app.errors import (
+    AnchorageError,
+    BadBase64,
+    ClientLeft,
+    EmptyVectors,
+    EncoderChanged,
+    EncoderFailed,
+    EncoderNeedsVectors,
+    InputTooLong,
+    Invalid,
+    InvalidInput,
+    NotExactlyOne,
+    TooManyInputs,
+    blaming,
+)
+from app.maths.geometry.space import check_vectors
+from app.request_context import RequestContext
+from app.types import InputRole, Modality
+
+#: inputs of one piece; the next piece is prepared while one runs
+PIECE_INPUTS = {Modality.text: 256, Modality.image: 32}
+
+#: how often a job that waits for a piece checks whether it is cancelled
+ENCODING_CHECK_S = 0.5
+
+#: a commit of a hub; the digest of a folder is longer
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+#: the files of a changed model are read again after this time
+RECHECK_MODEL_S = 10.0
+
+#: the prefix of an image in OpenAI's requests
+_DATA_URL = re.compile(r"data:image/[a-z.+-]{1,40};base64,", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Texts, or images as base64 or bytes, and their role in a search.
+
+    roles  the role of each value; None: all have `role`
+    """
+
+    values: Sequence[Input]
+    role: InputRole = InputRole.document
+    roles: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedVectors:
+    """Vectors (n, d), float32, of inputs.
+
+    tokens     that the model read
+    truncated  rows of the inputs that the model read only in part
+    """
+
+    vectors: Tensor
+    tokens: int = 0
+    truncated: Sequence[int] = ()
+
+
+def encode(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    inputs: Sequence[Input],
+    *,
+    role: InputRole = InputRole.document,
+    field: str = "inputs",
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> EncodedVectors:
+    """Return the inputs' vectors, in the encoder's own units.
+
+    on_progress  called with the number of inputs that are done
+
+    Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, EncoderFailed, EmptyVectors,
+    TooManyInputs, InputTooLong, ImageTooLarge, InvalidInput, InvalidImage, BadBase64, Overloaded,
+    TooMuchAtOnce, ClientLeft.
+    """
+    ready = check_inputs(encoder, inputs, limits=services.limits, field=field)
+    model = load_model(services, encoder)
+    with services.encoding():
+        pieces = _start_pieces(services, context, model, ready, role, field)
+        begun: deque[tuple[EncodeTask, Sequence[Item]]] = deque()
+        done: list[EncodedVectors] = []
+        count = 0
+
+        def finish() -> None:
+            """Wait for the oldest piece, and drop its inputs."""
+            nonlocal count
+            work, items = begun[0]
+            encoded = _check_encoded(
+                _await(work, field, partial(on_progress, count)), items, encoder, field=field
+            )
+            done.append(replace(encoded, truncated=[row + count for row in encoded.truncated]))
+            begun.popleft()
+            count += len(items)
+            on_progress(count)
+
+        try:
+            for piece in pieces:
+                begun.append(piece)
+                if len(begun) > 1:  # the piece before ran while this one was prepared
+                    finish()
+            finish()
+        except BaseException:
+            # A piece failed, the client left, or the job was cancelled: no caller reads the rest.
+            for work, _ in begun:
+                work.future.cancel()
+            raise
+    return EncodedVectors(
+        torch.cat([each.vectors for each in done]),
+        sum(each.tokens for each in done),
+        [row for each in done for row in each.truncated],
+    )
+
+
+def encode_valid(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    texts: Sequence[str],
+    *,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> tuple[Sequence[int], EncodedVectors]:
+    """Return the places of the texts that the encoder accepts, and their vectors (m, d)."""
+    places = list(range(len(texts)))
+    while places:
+        try:
+            encoded = encode(
+                services,
+                context,
+                encoder,
+                [texts[each] for each in places],
+                on_progress=on_progress,
+            )
+        except Invalid as error:
+            wrong = set(error.rows)
+            if not wrong or isinstance(error, EmptyVectors):
+                raise
+            places = [each for row, each in enumerate(places) if row not in wrong]
+            continue
+        return places, replace(encoded, vectors=encoded.vectors.float())
+    return [], EncodedVectors(torch.empty(0, encoder.dim))
+
+
+def _start_pieces(
+    services: Services,
+    context: RequestContext,
+    model: EncoderModel,
+    inputs: Sequence[Input],
+    role: InputRole,
+    field: str,
+) -> Iterator[tuple[EncodeTask, Sequence[Item]]]:
+    size = PIECE_INPUTS[model.modality]
+    owner = context.owner
+    for start in range(0, len(inputs), size):
+        with blaming(field, rows_from=start, always=True):
+            items = services.images.prepare(model, inputs[start : start + size], role)
+        # Only the first piece may be refused: a request never has more than two pieces waiting.
+        work = services.encoders.submit(model, items, owner, patient=services.patient or start > 0)
+        context.on_departure(work.future.cancel)
+        yield work, items
+
+
+def _await(work: EncodeTask, field: str, meanwhile: Callable[[], None]) -> Tensor:
+    """Return the vectors. `meanwhile`, called twice a second, may raise to end the wait."""
+    try:
+        while not _has_ended(work):
+            meanwhile()
+        with blaming(field):
+            return work.future.result()
+    except CancelledError:
+        raise ClientLeft("The client left before its inputs were encoded.") from None
+
+
+def _has_ended(work: EncodeTask) -> bool:
+    """Wait up to ENCODING_CHECK_S; return whether the work has ended, well or not."""
+    with suppress(TimeoutError, CancelledError):
+        work.future.exception(timeout=ENCODING_CHECK_S)
+    return work.future.done()
+
+
+def _check_encoded(
+    vectors: Tensor, items: Sequence[Item], encoder: tables.EncoderRow, *, field: str
+) -> EncodedVectors:
+    """Check a model's vectors."""
+    try:
+        check_vectors(vectors, dim=encoder.dim)
+    except AnchorageError as error:
+        raise EncoderFailed(
+            f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail}"
+        ) from None
+    truncated = [row for row, item in enumerate(items) if item.truncated]
+    return EncodedVectors(vectors, sum(item.tokens for item in items), truncated)
+
+
+def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
+    """Return the encoder's model, loaded and unchanged since the encoder was registered."""
+    spec = spec_of(encoder)
+    model = load_current_model(services, spec)
+    try:
+        require_unchanged(encoder, model)
+    except EncoderChanged:
+        # Its files may have been restored since.
+        services.encoders.forget(spec, after_s=RECHECK_MODEL_S)
+        if services.encoders.loaded(spec) is not None:
+            raise
+        model = load_current_model(services, spec)
+        require_unchanged(encoder, model)
+    return model
+
+
+def load_current_model(services: Services, spec: EncoderSpec) -> EncoderModel:
+    """Return the model, loading its files unless it is in memory."""
+    with services.encoding():  # requests that wait for the load of another count too
+        return services.encoders.get(spec, turn=services.loading)
+
+
+def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
+    """Return what to load for the encoder."""
+    if encoder.model is None:
+        raise EncoderNeedsVectors(
+            f"The service cannot encode inputs with an encoder of kind `{encoder.kind}`. Send the "
+            "encoder's vectors.",
+            field="inputs",
+        )
+    registered = (encoder.identity or {}).get("revision") or ""
+    # A hub's branch moves on: the encoder stays at the commit that it was registered with.
+    revision = (
+        registered
+        if encoder.revision is None and _COMMIT.fullmatch(registered)
+        else encoder.revision
+    )
+    return EncoderSpec(encoder.kind, encoder.model, revision, encoder.options)
+
+
+def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
+    """Raises EncoderChanged when the model's files differ from those that were registered."""
+    current, registered = model.identity.members, encoder.identity or {}
+    if changed := sorted(name for name in registered if registered[name] != current.get(name)):
+        raise EncoderChanged(
+            f"The model of encoder {encoder.name!r} has changed since it was registered: "
+            f"{', '.join(changed)} differ. Restore its files, or register them as another encoder.",
+            field="encoder",
+        )
+
+
+def require_same_vectors(encoder: tables.EncoderRow) -> None:
+    """Raises EncoderNeedsVectors, and EncoderChanged where its new vectors would be stored next to
+    those of another model.
+    """
+    spec_of(encoder)
+    if encoder.has_changed:
+        raise EncoderChanged(
+            f"Encoder {encoder.name!r} makes other vectors than those of its anchors, so that new "
+            "ones may not be stored under its name. Register the model as it is now by another "
+            "name.",
+            field="encoder",
+        )
+
+
+def check_inputs(
+    encoder: tables.EncoderRow, inputs: Sequence[Input], *, limits: Limits, field: str
+) -> Sequence[Input]:
+    """Return the inputs as the encoder reads them, images as the bytes of their files."""
+    if not inputs:
+        raise EmptyVectors("Expected at least one input.", field=field)
+    if len(inputs) > limits.vectors:
+        raise TooManyInputs(
+            f"The request has {len(inputs)} inputs; at most {limits.vectors} are allowed. Send "
+            "fewer.",
+            field=field,
+            limit=limits.vectors,
+        )
+    if encoder.modality != Modality.image:
+        return _check_texts(inputs, limits, field)
+    return [_decode_image(value, row, field) for row, value in enumerate(inputs)]
+
+
+def _check_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequence[Input]:
+    files = [row for row, value in enumerate(inputs) if isinstance(value, bytes)]
+    if files:
+        raise InvalidInput(
+            "This encoder reads texts, not images. Send texts.", field=field, rows=files
+        )
+    long = [row for row, text in enumerate(inputs) if len(text) > limits.input_characters]
+    if long:
+        raise InputTooLong(
+            f"These inputs have more than {limits.input_characters} characters. Shorten or split "
+            "them.",
+            field=field,
+            rows=long,
+            limit=limits.input_characters,
+        )
+    return inputs
+
+
+def _decode_image(value: Input, row: int, field: str) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    prefix = _DATA_URL.match(value)
+    try:
+        return base64.b64decode(value[prefix.end() :] if prefix else value, validate=True)
+    except ValueError:
+        raise BadBase64(
+            "Expected images as base64, or as data:image/...;base64,... URLs.",
+            field=field,
+            rows=[row],
+        ) from None
+
+
+def exactly_one(
+    vectors: Tensor | None, inputs: Inputs | None, *, field: str = "vectors"
+) -> tuple[str, int]:
+    """Return the field that the client sent, and its number of rows.
+
+    field  the name of the field of vectors
+    """
+    if vectors is not None and inputs is None:
+        return field, len(vectors)
+    if inputs is not None and vectors is None:
+        return "inputs", len(inputs.values)
+    raise NotExactlyOne(f"Send exactly one of `{field}` and `inputs`.", field=field)
+
+
+def vectors_or_encoded(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    vectors: Tensor | None,
+    inputs: Inputs | None,
+    *,
+    field: str = "vectors",
+    dim: int | None = None,
+) -> EncodedVectors:
+    """Return the client's vectors, or encode its inputs.
+
+    field  the name of the field of vectors
+    dim    of those vectors; None: the encoder's
+    """
+    exactly_one(vectors, inputs, field=field)
+    if vectors is None:
+        assert inputs is not None
+        return encode(services, context, encoder, inputs.values, role=inputs.role)
+    return EncodedVectors(
+        checked_vectors(
+            vectors, field=field, limits=services.limits, dim=encoder.dim if dim is None else dim
+        )
+    )

@@ -1,0 +1,1 @@
+"""Models that turn inputs into vectors."""

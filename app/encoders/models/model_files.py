@@ -1,0 +1,146 @@
+"""Finds a model's files: in the operator's folder, an installed package, or an allowed hub."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from app.encoders.models.base import EncoderSpec, ModelSources
+from app.errors import EncoderUnavailable
+
+#: files to download from a hub: weights without code, and their descriptions
+HUB_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
+
+_HUB_ID = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
+_HUB_REVISION = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})*", re.ASCII)
+
+
+def find_model(
+    spec: EncoderSpec, sources: ModelSources, *, packaged: Path | None = None
+) -> tuple[Path, str]:
+    """Return (folder, revision) of a model's files. Raises EncoderUnavailable.
+
+    Searches the operator's folder first, then the package, then the hub.
+
+    revision   digest of the files, or the hub's commit; the one that `spec` names, if it names one
+    packaged   folder of an installed package that contains this model
+    """
+    path = resolve_inside(sources.folder, spec.model)
+    if path is not None and path.is_dir():
+        _require_size(spec, sources, [*path.rglob("*.safetensors")])
+        return path, _require_revision(spec, path, list_files(path))
+    if packaged is not None and packaged.is_dir():
+        return packaged, _require_revision(spec, packaged, list_files(packaged))
+    if any(fnmatchcase(spec.model, pattern) for pattern in sources.hub):
+        return _download(spec)
+    raise EncoderUnavailable(
+        f"Model {spec.model!r} is not installed where models run, and may not be downloaded. "
+        "Ask the operator to put it below ANCHORAGE_MODELS_DIR, or to allow its hub id in "
+        "ANCHORAGE_HUB_MODELS.",
+        field="model",
+    )
+
+
+def _require_size(spec: EncoderSpec, sources: ModelSources, weights: Sequence[Path]) -> None:
+    """Raises EncoderUnavailable before the weights are read."""
+    size = sum(path.stat().st_size for path in weights if path.is_file())
+    if sources.largest is not None and size > sources.largest:
+        raise EncoderUnavailable(
+            f"The weights of model {spec.model!r} have {size} bytes; the limit is "
+            f"{sources.largest}. Ask the operator to raise ANCHORAGE_MODEL_BYTES.",
+            field="model",
+        )
+
+
+def resolve_inside(folder: Path | None, name: str) -> Path | None:
+    """Return the path of `name` in `folder`, with links resolved; None if it is missing or outside
+    `folder`.
+    """
+    relative = PurePosixPath(name)
+    if folder is None or "\0" in name or relative.is_absolute() or ".." in relative.parts:
+        return None
+    try:
+        root, path = folder.resolve(), (folder / relative).resolve()
+        return path if path != root and path.is_relative_to(root) and path.exists() else None
+    except (OSError, RuntimeError):  # a long name, a cycle of links, or a folder without permission
+        return None
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return all files and links of the model, without hidden files and Markdown."""
+    paths = [
+        path
+        for path in folder.rglob("*")
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    return [
+        path
+        for path in paths
+        if path.suffix != ".md" and not (path.is_dir() and not path.is_symlink())
+    ]
+
+
+def _require_revision(spec: EncoderSpec, folder: Path, files: Sequence[Path]) -> str:
+    """Return the files' digest. Raises EncoderUnavailable when `spec` names another revision."""
+    try:
+        revision = hash_files(files, folder)
+    except OSError as error:
+        raise EncoderUnavailable(
+            f"The files of model {spec.model!r} cannot be read. Ask the operator to check them.",
+            field="model",
+        ) from error
+    if spec.revision not in (None, revision):
+        raise EncoderUnavailable(
+            f"Model {spec.model!r} is installed in revision {revision}, not "
+            f"{spec.revision!r}. Send that revision, or remove `revision`.",
+            field="revision",
+        )
+    return revision
+
+
+def hash_files(files: Sequence[Path], folder: Path) -> str:
+    """Return the SHA-256 digest of all names and contents, sorted by name."""
+    total = hashlib.sha256()
+    for path in sorted(files):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        total.update(
+            f"{path.relative_to(folder).as_posix()}\0{content}\n".encode("utf-8", "surrogateescape")
+        )
+    return total.hexdigest()
+
+
+def _download(spec: EncoderSpec) -> tuple[Path, str]:
+    """Return the snapshot and its commit: from the hub's cache, or downloaded into it.
+
+    With HF_HUB_OFFLINE the cache must have it.
+    """
+    if not _HUB_ID.fullmatch(spec.model) or ".." in spec.model:
+        raise EncoderUnavailable(
+            f"{spec.model!r} is not a valid hub id. Send `owner/name`.", field="model"
+        )
+    if spec.revision is not None and (
+        not _HUB_REVISION.fullmatch(spec.revision) or ".." in spec.revision
+    ):
+        raise EncoderUnavailable(
+            f"{spec.revision!r} is not a valid revision. Send a branch, a tag or a commit.",
+            field="revision",
+        )
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()  # they would fill the log
+        path = Path(
+            snapshot_download(spec.model, revision=spec.revision, allow_patterns=list(HUB_FILES))
+        )
+    except Exception as error:  # the hub's client, its cache and the network raise many types
+        raise EncoderUnavailable(
+            f"Model {spec.model!r} cannot be downloaded from the hub ({type(error).__name__}; the "
+            "server's log has the reason). Ask the operator to put it below ANCHORAGE_MODELS_DIR.",
+            field="model",
+        ) from error
+    return path, path.name  # the cache names a snapshot's folder after its commit

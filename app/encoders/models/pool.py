@@ -1,0 +1,224 @@
+"""The loaded models, the loaders of all kinds of encoders, and the lanes that run the models."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from app.device_failures import is_device_failure
+from app.encoders.models import model_files, text, vision
+from app.encoders.models.base import EncoderModel, EncoderSpec, Item, ModelSources
+from app.encoders.models.batcher import Batcher, EncodeTask
+from app.encoders.models.remote import encoder as remote
+from app.errors import AnchorageError, EncoderNeedsVectors, EncoderUnavailable
+from app.ops import metrics
+from app.single_flight import SingleFlight
+from app.types import EncoderKind
+
+Loader = Callable[[EncoderSpec, ModelSources, str], EncoderModel]
+
+#: kind -> loader; `external` has none, because its vectors come from the client
+LOADERS: dict[str, Loader] = {
+    EncoderKind.sentence_transformers: text.load,
+    EncoderKind.timm: vision.load,
+    EncoderKind.openai: remote.load,
+}
+
+#: most lanes of a CPU; more cores give each lane more threads
+MAX_LANES = 8
+#: lanes of a GPU: one copies and hands out while the other computes
+GPU_LANES = 2
+#: requests at once to all endpoints
+REMOTE_LANES = 8
+
+#: tokens of one batch with padding. On a CPU a larger batch is hardly faster, and delays others.
+CPU_BATCH_TOKENS = 512
+BATCH_TOKENS = 16_384
+
+#: age at which an endpoint's model is loaded again, because the endpoint may have replaced it
+REMOTE_RELOAD_S = 300
+
+#: requests at once to one endpoint's model, so that a slow endpoint leaves lanes for others
+REMOTE_LANES_PER_MODEL = 3
+
+#: most tokens that wait
+MAX_WAITING_TOKENS = 2**19
+
+#: most loaded models; it bounds the remote ones, which take hardly any memory
+MAX_MODELS = 1_024
+
+
+class EncoderPool:
+    """A cache of loaded models, which unloads the least recently used first, and their lanes.
+
+    limit_bytes  memory of all loaded models together
+    cores        cores for the lanes of a CPU; None: torch's number of threads
+    """
+
+    def __init__(
+        self,
+        sources: ModelSources | None = None,
+        *,
+        device: str = "cpu",
+        limit_bytes: int = 8 * 2**30,
+        cores: int | None = None,
+    ) -> None:
+        self._sources = replace(sources or ModelSources(), largest=limit_bytes)
+        self.device = device
+        self._limit = limit_bytes
+        self._loaded: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
+        self._loading = SingleFlight(shared_errors=BaseException)
+        self._lock = threading.Lock()
+        self._compute = _local_lanes(device, cores or torch.get_num_threads())
+        self._network = Batcher(
+            lanes=REMOTE_LANES,
+            each=REMOTE_LANES_PER_MODEL,
+            threads=None,
+            budget=BATCH_TOKENS,
+            most=MAX_WAITING_TOKENS,
+        )
+
+    def get(
+        self, spec: EncoderSpec, *, turn: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> EncoderModel:
+        """Return the model, and load it if necessary.
+
+        The first caller loads the model inside `turn()`; other callers wait for its result. Raises
+        EncoderNeedsVectors for kinds without a loader, and the loader's errors.
+        """
+        loader = LOADERS.get(spec.kind)
+        if loader is None:
+            raise EncoderNeedsVectors(
+                f"An encoder of kind {spec.kind!r} cannot encode inputs. Send `vectors` instead.",
+                field="inputs",
+            )
+        found = self.loaded(spec)
+        if found is not None:
+            return found
+
+        def load() -> EncoderModel:
+            found = self.loaded(spec)  # another call may have ended meanwhile
+            if found is not None:
+                return found
+            with turn():
+                return self._load(loader, spec)
+
+        return self._loading.run(spec.key, load)
+
+    def loaded(self, spec: EncoderSpec) -> EncoderModel | None:
+        """Return the model if it is in memory, else None."""
+        with self._lock:
+            return self._find(spec.key)
+
+    def hash_folder(self, spec: EncoderSpec) -> str | None:
+        """Return the digest of the model's files in the operator's folder now; None without."""
+        folder = model_files.resolve_inside(self._sources.folder, spec.model)
+        if spec.kind == EncoderKind.openai or folder is None or not folder.is_dir():
+            return None
+        try:
+            return model_files.hash_files(model_files.list_files(folder), folder)
+        except OSError:  # loading the model says why
+            return None
+
+    def forget(self, spec: EncoderSpec, *, after_s: float = 0.0) -> None:
+        """Unload a model that was loaded at least `after_s` ago: its source may have changed."""
+        with self._lock:
+            if spec.key in self._loaded and time.monotonic() - self._loaded[spec.key][1] >= after_s:
+                del self._loaded[spec.key]
+                self._update_metrics()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the device of this process failed, so that only another process can use it."""
+        return self._compute.broken
+
+    def check_device(self, error: BaseException) -> None:
+        """Remember that the device is broken if this error shows it."""
+        if is_device_failure(error):
+            self._compute.broken = True
+
+    def submit(
+        self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
+    ) -> EncodeTask:
+        """Queue prepared inputs, and return their task. Raises Overloaded and TooMuchAtOnce."""
+        lanes = self._network if model.remote else self._compute
+        return lanes.submit(model, items, owner, patient=patient)
+
+    def close(self) -> None:
+        self._compute.close()
+        self._network.close()
+
+    def _find(self, key: str) -> EncoderModel | None:
+        if key not in self._loaded:
+            return None
+        model, loaded_at = self._loaded[key]
+        if model.remote and time.monotonic() - loaded_at > REMOTE_RELOAD_S:
+            del self._loaded[key]
+            return None
+        self._loaded.move_to_end(key)
+        return model
+
+    def _load(self, loader: Loader, spec: EncoderSpec) -> EncoderModel:
+        try:
+            model = loader(spec, self._sources, self.device)
+            self._add(spec.key, model)
+        except AnchorageError as error:
+            metrics.MODEL_LOADS.labels("refused").inc()
+            self.check_device(error)
+            raise
+        metrics.MODEL_LOADS.labels("loaded").inc()
+        if model.nbytes:
+            _freeze_objects()
+        return model
+
+    def _add(self, key: str, model: EncoderModel) -> None:
+        """Raises EncoderUnavailable for a model that is larger than the limit of all models."""
+        if model.nbytes > self._limit:
+            raise EncoderUnavailable(
+                f"This model takes {model.nbytes} bytes; the limit is {self._limit}. "
+                "Ask the operator to raise ANCHORAGE_MODEL_BYTES.",
+                field="model",
+            )
+        with self._lock:
+            self._loaded[key] = model, time.monotonic()
+            while self._bytes() > self._limit or len(self._loaded) > MAX_MODELS:
+                self._loaded.popitem(last=False)
+                metrics.MODEL_LOADS.labels("unloaded").inc()
+            self._update_metrics()
+
+    def _bytes(self) -> int:
+        return sum(model.nbytes for model, _ in self._loaded.values())
+
+    def _update_metrics(self) -> None:
+        metrics.MODELS.set(len(self._loaded))
+        metrics.MODEL_BYTES.set(self._bytes())
+
+
+def _local_lanes(device: str, cores: int) -> Batcher:
+    on_cpu = device == "cpu"
+    lanes = min(cores, MAX_LANES) if on_cpu else GPU_LANES
+    return Batcher(
+        lanes=lanes,
+        threads=max(1, cores // lanes),
+        budget=CPU_BATCH_TOKENS if on_cpu else BATCH_TOKENS,
+        most=MAX_WAITING_TOKENS,
+        device=device,
+    )
+
+
+def _freeze_objects() -> None:
+    """Exclude all present objects from garbage collection, after one full collection.
+
+    Models and their libraries have about a million objects, which every collection would visit.
+    Unloaded models contain reference cycles, which the full collection frees.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,251 @@
+"""Loads and runs timm models from the operator's folder or an allowed hub.
+
+A checkpoint is a folder with config.json and model.safetensors, in the layout of timm's
+`save_for_hf` and `push_to_hf_hub`, which timm's hub also uses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from app.encoders.models.base import (
+    ENCODER_DTYPES,
+    EncoderSpec,
+    Input,
+    Item,
+    ModelIdentity,
+    ModelSources,
+)
+from app.encoders.models.images import DEFAULT_IMAGE_LIMITS, ImageLimits
+from app.encoders.models.model_files import find_model
+from app.encoders.models.options import ImageOptions, read_options
+from app.encoders.models.preprocessing import (
+    ImagePreparer,
+    Preprocessing,
+    timm_preprocessing,
+)
+from app.encoders.models.torchvision_ops import import_timm
+from app.errors import (
+    AnchorageError,
+    EncoderFailed,
+    EncoderUnavailable,
+    InvalidOption,
+)
+from app.threads import to_device
+from app.types import InputRole, Modality
+
+#: arguments that would make timm load other files, load less strictly, or build no classifier
+FORBIDDEN_ARGUMENTS = frozenset(
+    {
+        "checkpoint_path",
+        "cache_dir",
+        "features_only",
+        "pruned",
+        "scriptable",
+        "exportable",
+        "no_jit",
+    }
+)
+
+
+class VisionEncoder:
+    """A timm model without its classifier: its vectors are the classifier's inputs."""
+
+    modality = Modality.image
+    remote = False
+    pads = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        preparer: ImagePreparer,
+        identity: ModelIdentity,
+        *,
+        device: str,
+    ) -> None:
+        self.identity = identity
+        self.preparer = preparer
+        self.nbytes = sum(
+            tensor.numel() * tensor.element_size()
+            for tensor in (*model.parameters(), *model.buffers())
+        )
+        self._model: Callable[[Tensor], Tensor] = model
+        self._device = device
+
+    @property
+    def dim(self) -> int:
+        return self.identity.dim
+
+    def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
+        """Decode and preprocess images. Raises InvalidInput for texts, InvalidImage and
+        ImageTooLarge, which name the rows.
+        """
+        return self.preparer.prepare(inputs, role)
+
+    def run(self, items: Sequence[Item]) -> Tensor:
+        """Return vectors (n, dim), float32, on the CPU. Raises EncoderFailed."""
+        if not items:
+            return torch.empty(0, self.dim)
+        try:
+            with torch.inference_mode():
+                # uint8 until they are on the device: a quarter of the bytes to copy
+                features = to_device(
+                    torch.stack([item.features for item in items]), torch.device(self._device)
+                )
+                batch = self.preparer.preprocessing.normalise(features)
+                vectors = self._model(batch.to(ENCODER_DTYPES[self.identity.dtype or "float32"]))
+                vectors = vectors.float()[:, : self.dim]
+                if self.identity.normalise:
+                    vectors = nn.functional.normalize(vectors)
+                vectors = vectors.cpu()
+        except RuntimeError as error:  # such as too little memory
+            raise EncoderFailed(
+                f"Model {self.identity.model!r} failed with {type(error).__name__}. "
+                "The server's log has the reason."
+            ) from error
+        if not torch.isfinite(vectors).all():
+            raise EncoderFailed(
+                f"Model {self.identity.model!r} returned NaN or infinity in {self.identity.dtype}. "
+                "Register it with another `dtype`."
+            )
+        return vectors.clone()  # autograd does not accept inference tensors
+
+
+def load(
+    spec: EncoderSpec,
+    sources: ModelSources,
+    device: str,
+    *,
+    limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
+) -> VisionEncoder:
+    """Load a model by name. Never runs a model's own code, and never unpickles weights.
+
+    Raises EncoderUnavailable, and UnknownOption and InvalidOption for `spec.options`.
+    """
+    options = read_options(ImageOptions, spec.options)
+    missing = [name for name in ("timm", "torchvision", "PIL") if find_spec(name) is None]
+    if missing:
+        raise EncoderUnavailable(
+            f"Not installed on the server: {', '.join(missing)}. "
+            "Ask the operator to run: pip install 'anchorage-server[vision]'.",
+            field="kind",
+        )
+    folder, revision = find_model(spec, sources)
+    try:
+        model, preprocessing = _load_folder(folder, draft=options.draft)
+        model = model.eval().requires_grad_(False).to(device, ENCODER_DTYPES[options.dtype])
+        full = _measure_dim(model, preprocessing, device, ENCODER_DTYPES[options.dtype])
+    except AnchorageError:
+        raise
+    except Exception as error:  # timm, safetensors and torch may raise anything
+        raise EncoderUnavailable(
+            f"Model {spec.model!r} cannot be loaded ({type(error).__name__}). "
+            "The server's log has the reason.",
+            field="model",
+        ) from error
+    if options.dim is not None and options.dim > full:
+        raise InvalidOption(
+            f"`options.dim` must be from 1 to {full}, the model's dimension; got {options.dim}.",
+            field="options.dim",
+        )
+    identity = ModelIdentity(
+        model=spec.model,
+        revision=revision,
+        prompts={},
+        pooling=_pooling(model),
+        normalise=bool(options.normalise),
+        dim=options.dim or full,
+        dtype=options.dtype,
+        draft=options.draft,
+    )
+    return VisionEncoder(model, ImagePreparer(preprocessing, limits), identity, device=device)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise EncoderUnavailable(
+            f"The model has no {path.name}. Ask the operator to add it.", field="model"
+        )
+    content = json.loads(path.read_text("utf-8"))
+    if not isinstance(content, dict):
+        raise EncoderUnavailable(f"The model's {path.name} is not a JSON object.", field="model")
+    return content
+
+
+def _check_arguments(name: Any, arguments: Any) -> None:
+    """Raises EncoderUnavailable for a name that timm does not know, and for arguments that would
+    load another checkpoint.
+    """
+    if not isinstance(name, str) or not import_timm().is_model(name):
+        raise EncoderUnavailable(f"timm has no model named {name!r}.", field="model")
+    if not isinstance(arguments, dict):
+        raise EncoderUnavailable(
+            "The arguments in the model's JSON file must be a JSON object.", field="model"
+        )
+    forbidden = sorted(
+        key for key in arguments if key in FORBIDDEN_ARGUMENTS or key.startswith("pretrained")
+    )
+    if forbidden:
+        raise EncoderUnavailable(
+            "The arguments in the model's JSON file may not contain "
+            f"{', '.join(forbidden)}. Ask the operator to remove them.",
+            field="model",
+        )
+
+
+def _load_folder(folder: Path, *, draft: bool) -> tuple[Any, Preprocessing]:
+    """Let timm load the folder, because it converts older layouts.
+
+    Raises EncoderUnavailable for weights that do not fit: timm would fill gaps with random numbers.
+    """
+    config = _read(folder / "config.json")
+    if not (folder / "model.safetensors").is_file():
+        raise EncoderUnavailable(
+            "The model has no model.safetensors. The service does not read pickled weights (.bin, "
+            ".pth). Ask the operator to convert them.",
+            field="model",
+        )
+    arguments = config.get("model_args", {})
+    _check_arguments(config.get("architecture"), arguments)
+    model = import_timm().create_model(f"local-dir:{folder}", pretrained=True)
+    # With different numbers timm does not check the weights.
+    if model.num_classes != model.pretrained_cfg["num_classes"]:
+        raise EncoderUnavailable(
+            "The model's config.json contains two different numbers of classes.", field="model"
+        )
+    model.reset_classifier(0)
+    config = import_timm("timm.data").resolve_model_data_config(model)
+    return model, timm_preprocessing(config, draft=draft)
+
+
+def _measure_dim(
+    model: Callable[[Tensor], Any], preprocessing: Preprocessing, device: str, dtype: torch.dtype
+) -> int:
+    """Encode a blank image and return the dimension, so that a broken model fails when it loads."""
+    from PIL import Image
+
+    blank = preprocessing.transform(Image.new(preprocessing.mode, preprocessing.size[:0:-1]))
+    with torch.inference_mode():
+        vectors = model(preprocessing.normalise(blank[None].to(device)).to(dtype))
+    if not isinstance(vectors, Tensor) or vectors.ndim != 2:
+        raise EncoderUnavailable(
+            "The model does not return one vector for each image.", field="model"
+        )
+    return int(vectors.shape[1])
+
+
+def _pooling(model: nn.Module) -> str | None:
+    """Return the pooling that the model or its head names, as a string or in a layer; else None."""
+    for owner in (model, getattr(model, "head", None)):
+        pool = getattr(owner, "global_pool", None)
+        name = getattr(pool, "pool_type", pool)
+        if isinstance(name, str) and name:
+            return name
+    return None

@@ -1,0 +1,527 @@
+"""The edge: admits or refuses each request before a route sees it, and sends its answer.
+
+It checks Host, Origin, key, rate and memory. The middleware is plain ASGI outside the framework, so
+that a refusal is cheap and keeps no body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from anyio import CapacityLimiter, move_on_after, to_thread
+from fastapi import Request
+from prometheus_client import Histogram
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.access.service import Caller, KeyRing
+from app.errors import AnchorageError, HostNotAllowed, OriginNotAllowed, Unauthenticated
+from app.http import bodies, docs, problems
+from app.http.connections import CONNECTION
+from app.http.in_flight import InFlight, Reservation
+from app.http.rates import RateLimiter
+from app.ops import metrics
+from app.request_context import RequestContext
+
+log = logging.getLogger("anchorage.request")
+
+#: paths that need no key: they show no project's data
+PROBE_PATHS = frozenset({"/livez", "/readyz"})
+
+CONSOLE = "/console"
+SIGN_IN = f"{CONSOLE}/sign-in"
+ASSETS = f"{CONSOLE}/static"
+
+#: pages ask for these every few seconds
+POLLED_PATH = re.compile(rf"{CONSOLE}/(jobs|stores)(/[^/]+)?/live")
+
+#: the cookie that holds the API key, which only requests below CONSOLE carry
+COOKIE = "anchorage_key"
+
+#: pages load only files of the service, and run no inline script and no inline style
+CONSOLE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+
+#: methods that metrics label by name; clients can send any text
+COUNTED_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+#: the status of a request whose client left before its answer, as in nginx
+UNANSWERED = 499
+
+#: answers are sent in pieces of this size, which shows whether the client reads
+PIECE_BYTES = 256 * 1024
+#: time for the client to read an answer, and one more second for each ANSWER_BYTES_PER_S
+ANSWER_READ_S = 60
+ANSWER_BYTES_PER_S = 256 * 1024
+
+#: methods that change nothing: a page of another site can send them, but cannot read the answer
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+#: values of Sec-Fetch-Site for requests of the service's own pages, and of the user
+OWN_SITE = frozenset({"same-origin", "none"})
+
+#: request ids that clients may choose
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+#: event streams have another limit, because they last, and query the database twice a second
+EVENT_STREAMS = 100
+EVENTS_PATH = re.compile(r"/jobs/[^/]+/events")
+
+#: threads that look up keys that worked in this process before, and all other keys: a flood of
+#: wrong keys waits for its own threads. Nothing counts wrong keys: no client can guess 256 bits
+KEY_THREADS, UNKNOWN_KEY_THREADS = 8, 2
+
+#: how long a key that worked within the last minute waits for the database
+KEY_LOOK_UP_S = 1.0
+
+#: seconds between updates of the gauges
+GAUGES_EVERY_S = 1.0
+
+
+@dataclass
+class Admission:
+    """What decides whether the server admits a request.
+
+    keys      None: the server requires no key
+    hosts     accepted names in the Host header; None: any name
+    stopping  the server reports it in /readyz, and closes connections after their answer
+    console   whether the server has the console, whose requests may carry their key in a cookie
+    threads   for look-ups of keys: slow requests can occupy all other threads
+    unknown_threads
+              the same for keys that have not worked in this process yet
+    parsing   for large bodies of JSON, one at a time
+    """
+
+    keys: KeyRing | None
+    rates: RateLimiter
+    hosts: frozenset[str] | None
+    max_body_bytes: int
+    max_json: int
+    in_flight: InFlight
+    event_streams: InFlight = field(
+        default_factory=lambda: InFlight(EVENT_STREAMS, what="event streams", retry_after_s=5)
+    )
+    console: bool = False
+    stopping: bool = False
+    threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(KEY_THREADS))
+    unknown_threads: CapacityLimiter = field(
+        default_factory=lambda: CapacityLimiter(UNKNOWN_KEY_THREADS)
+    )
+    parsing: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
+
+    def is_console(self, scope: Scope) -> bool:
+        """Whether the request is of the console, and the server has one."""
+        return self.console and is_console(scope["path"])
+
+    def is_public(self, scope: Scope) -> bool:
+        """Whether the request needs no key."""
+        path = scope["path"]
+        return (
+            path in PROBE_PATHS
+            or _is_docs(path)
+            or (self.console and (path == SIGN_IN or path.startswith(f"{ASSETS}/")))
+        )
+
+    def is_quiet(self, scope: Scope, status: int) -> bool:
+        """Whether the log leaves the request out. It has every sign-in and every refused one."""
+        if not self.is_console(scope):
+            return self.is_public(scope)
+        polled = POLLED_PATH.fullmatch(scope["path"]) is not None
+        return (
+            (polled or self.is_public(scope))
+            and scope["method"] in SAFE_METHODS
+            and (status < HTTPStatus.MULTIPLE_CHOICES or status == HTTPStatus.NOT_MODIFIED)
+        )
+
+    async def find_caller(self, text: str | None, address: str) -> Caller:
+        """Returns the caller who sends this key, and counts the request against their rate."""
+        if self.keys is None:
+            if self.rates.default is not None:
+                await self.rates.count(f"address {address}", self.rates.default)
+            return Caller()
+        if text is None:
+            raise Unauthenticated(
+                "The request has no API key. Send `Authorization: Bearer anc_...` or `X-API-Key`."
+            )
+        caller = self.keys.recall(text) or await self._look_up(self.keys, text)
+        structlog.contextvars.bind_contextvars(key_id=caller.key_id)
+        if (rate := caller.rate_limit or self.rates.default) is not None:
+            await self.rates.count(f"key {caller.key_id}", rate)
+        return caller
+
+    async def _look_up(self, keys: KeyRing, text: str) -> Caller:
+        """Returns the caller from the database.
+
+        A key that worked recently waits for a slow database at most KEY_LOOK_UP_S.
+        """
+        trusted = keys.outlast(text)
+        with move_on_after(None if trusted is None else KEY_LOOK_UP_S):
+            return await to_thread.run_sync(
+                keys.look_up,
+                text,
+                limiter=self.threads if keys.knows(text) else self.unknown_threads,
+                abandon_on_cancel=trusted is not None,
+            )
+        assert trusted is not None
+        return trusted
+
+
+class AnswerSender:
+    """Sends one answer with the service's headers.
+
+    abort     closes the connection at once
+    stopping  returns whether the server stops, so that connections close after their answer
+    policy    the Content-Security-Policy of a page that sets none; None: the answer is no page
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        request_id: str,
+        *,
+        abort: Callable[[], object],
+        stopping: Callable[[], bool],
+        policy: str | None,
+    ) -> None:
+        self._send = send
+        self._abort = abort
+        self._stopping = stopping
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._policy = policy
+        self.request_id = request_id
+        self.started = time.perf_counter()
+        self.status = UNANSWERED
+
+    @property
+    def begun(self) -> bool:
+        """Whether the status has been sent."""
+        return self.status != UNANSWERED
+
+    async def send(self, message: Message) -> None:
+        """Sends a message, and closes the connection if the client does not read it in time."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self.request_id
+            headers.raw.append((b"x-content-type-options", b"nosniff"))
+            if self._policy is not None:
+                headers.raw.extend(docs.SECURITY_HEADERS)
+                headers.setdefault("Content-Security-Policy", self._policy)
+            if self._stopping():
+                headers["Connection"] = "close"
+        data = message.get("body", b"")
+        if self._timer is None or len(data) > PIECE_BYTES:
+            self._start_timer(ANSWER_READ_S + len(data) / ANSWER_BYTES_PER_S)
+        if len(data) > PIECE_BYTES:
+            await self._send_pieces(message, memoryview(data))  # whose slices are no copies
+        else:
+            await self._send(message)
+        if message["type"] == "http.response.body":
+            self.stop_timer()
+
+    def stop_timer(self) -> None:
+        """Ends the deadline: the client has read what was sent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def record(self, scope: Scope, *, quiet: bool) -> None:
+        """Records the metric, and the log line unless `quiet`.
+
+        The metric is labelled by route, because paths hold names that belong to projects.
+        """
+        seconds = time.perf_counter() - self.started
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in COUNTED_METHODS else "other"
+        _duration_histogram(method, route, self.status).observe(seconds)
+        if not quiet:
+            values = (scope["method"], scope["path"], self.status)
+            log.info("%s %s %d", *values, extra={"ms": round(seconds * 1000, 2)})
+
+    def _start_timer(self, seconds: float) -> None:
+        self.stop_timer()
+        self._timer = self._loop.call_later(seconds, self._break_off)
+
+    async def _send_pieces(self, message: Message, data: memoryview) -> None:
+        *first, last = range(0, len(data), PIECE_BYTES)
+        for start in first:
+            await self._send(
+                {**message, "body": data[start : start + PIECE_BYTES], "more_body": True}
+            )
+        await self._send({**message, "body": data[last:]})
+
+    def _break_off(self) -> None:
+        log.warning("connection closed: the client does not read its answer")
+        self._abort()
+
+
+class AdmissionMiddleware:
+    """The outermost layer of the service."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        connection = CONNECTION.get()
+        if connection is not None:
+            connection.work()
+        headers = Headers(scope=scope)
+        state = scope.setdefault("state", {})
+        answer = AnswerSender(
+            send,
+            _request_id(headers),
+            abort=(lambda: None) if connection is None else connection.abort,
+            stopping=lambda: self._admission.stopping,
+            policy=self._policy(scope),
+        )
+        state["request_id"] = answer.request_id
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=answer.request_id)
+        lasts = EVENTS_PATH.fullmatch(scope["path"]) is not None
+        reservation = Reservation(
+            self._admission.event_streams if lasts else self._admission.in_flight
+        )
+        try:
+            await self._serve(scope, receive, answer, headers, reservation)
+        finally:
+            answer.stop_timer()
+            reservation.leave()
+            answer.record(scope, quiet=self._admission.is_quiet(scope, answer.status))
+            if connection is not None:
+                connection.wait()
+
+    async def _serve(
+        self,
+        scope: Scope,
+        receive: Receive,
+        answer: AnswerSender,
+        headers: Headers,
+        reservation: Reservation,
+    ) -> None:
+        try:
+            if (fault := _framing_fault(scope)) is not None:
+                metrics.REFUSALS.labels("malformed-http").inc()
+                refusal = problems.problem(
+                    Request(scope), HTTPStatus.BAD_REQUEST, "malformed-http", fault
+                )
+                refusal.headers["Connection"] = "close"  # the rest may be another request
+                await refusal(scope, receive, answer.send)
+                return
+            if scope["path"] not in PROBE_PATHS:
+                self._check_host(headers)
+                self._check_origin(scope, headers)
+            if not self._admission.is_public(scope):
+                await self._admit(scope, answer, headers, reservation)
+            elif self._admission.is_console(scope) and scope["method"] not in SAFE_METHODS:
+                reservation.enter()
+            await self._app(scope, receive, answer.send)
+        except AnchorageError as error:  # from here: the framework answers those of routes
+            reservation.leave()  # a discarded body takes no memory
+            await self._refuse(error, scope, receive, answer.send)
+        except Exception as fault:  # here, so that this answer has its id, metric and log line too
+            if answer.begun:
+                raise
+            await problems.internal(Request(scope), fault)(scope, receive, answer.send)
+
+    async def _admit(
+        self, scope: Scope, answer: AnswerSender, headers: Headers, reservation: Reservation
+    ) -> None:
+        """Finds the caller, reserves memory, and stores the request's context in the scope."""
+        reservation.enter()
+        caller = await self._admission.find_caller(
+            _key(headers, cookie=self._admission.is_console(scope)), address_of(scope)
+        )
+        state = scope["state"]
+        context = RequestContext(
+            caller.project,
+            caller.key_id,
+            answer.request_id,
+            # `watch_departure` stores it, after the body has been read
+            on_departure=lambda call: state.get("on_departure", lambda _: None)(call),
+            reserve_bytes=reservation.take,
+        )
+        reservation.join(None if caller.key_id is None else caller.project)
+        reservation.take(_body_bytes(headers, self._admission.max_body_bytes))
+        state.update(caller=caller, context=context)
+
+    def _check_host(self, headers: Headers) -> None:
+        """Raises HostNotAllowed: a page that makes a browser call loopback sends its own Host."""
+        if self._admission.hosts is None:
+            return
+        host = headers.get("host", "")
+        name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
+        if name.lower().strip("[]") not in self._admission.hosts:
+            raise HostNotAllowed(
+                "The server does not accept this Host header. Use 127.0.0.1 or localhost, or add "
+                "the name to ANCHORAGE_ALLOWED_HOSTS.",
+                field="Host",
+            )
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Raises OriginNotAllowed: a page of another site could send a form.
+
+        Browsers send it with the console's cookie, and without keys it needs none. Such a page
+        may open a page of the console by a link, and may ask for no part of one.
+        """
+        console = self._admission.is_console(scope)
+        if scope["method"] in SAFE_METHODS:
+            if not console or _follows_link(headers):
+                return
+        elif not console and self._admission.keys is not None:
+            return
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        if site is None:  # an old browser, or another client
+            own = (
+                origin is None
+                or origin.partition("://")[2].lower() == headers.get("host", "").lower()
+            )
+        else:
+            own = site in OWN_SITE
+        if not own:
+            raise OriginNotAllowed(
+                "Pages of other sites may only link to the console. Open the console itself."
+                if console
+                else "A server without API keys accepts no requests from pages of other sites. "
+                "Serve the page from the same host, or require keys with ANCHORAGE_AUTH=keys.",
+                field="Origin" if site is None else "Sec-Fetch-Site",
+            )
+
+    def _policy(self, scope: Scope) -> str | None:
+        """Returns the Content-Security-Policy of a page; None for other answers."""
+        if self._admission.is_console(scope):
+            return CONSOLE_POLICY
+        return docs.DENY_ALL_POLICY if _is_docs(scope["path"]) else None
+
+    async def _refuse(
+        self, error: AnchorageError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Discards the body, as a client that still sends would not read, and answers."""
+        if (connection := CONNECTION.get()) is not None:
+            connection.may_be_replaced()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(bodies.DISCARD_S):
+                await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)
+        response = problems.respond(Request(scope), error)
+        await response(scope, receive, send)
+
+
+def is_console(path: str) -> bool:
+    """Whether the path is a page or a file of the console."""
+    return path == CONSOLE or path.startswith(f"{CONSOLE}/")
+
+
+def _is_docs(path: str) -> bool:
+    """Whether the path belongs to the documentation or redirects to it."""
+    return path in docs.PATHS or path.startswith(f"{docs.STATIC}/")
+
+
+def set_gauges(admission: Admission) -> None:
+    """Sets the gauges of requests and bytes in flight."""
+    metrics.IN_FLIGHT.set(admission.in_flight.requests)
+    metrics.IN_FLIGHT_BYTES.set(admission.in_flight.bytes)
+
+
+async def refresh_gauges(admission: Admission) -> None:
+    """Sets the gauges every second: /metrics of several processes reads the gauges of all."""
+    while True:
+        set_gauges(admission)
+        await asyncio.sleep(GAUGES_EVERY_S)
+
+
+def _follows_link(headers: Headers) -> bool:
+    """Whether a browser opens a whole page, in no frame."""
+    return (
+        headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest", "document") == "document"
+    )
+
+
+def address_of(scope: Scope) -> str:
+    """Returns the client's address."""
+    client: tuple[str, int] | None = scope.get("client")
+    return "" if client is None else client[0]
+
+
+def _framing_fault(scope: Scope) -> str | None:
+    """Returns what is wrong with a head that a proxy may understand differently; else None."""
+    old = scope["http_version"] != "1.1"
+    hosts, encodings, upgrades, length = 0, [], False, b"0"
+    for name, value in scope["headers"]:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            encodings.append(value.lower())
+        elif name == b"content-length":
+            length = value
+        elif name == b"connection":
+            upgrades = b"upgrade" in value.lower()
+    if hosts > 1 or (hosts == 0 and not old):
+        return f"A request must have one Host header. This one has {hosts}."
+    if encodings and (old or encodings != [b"chunked"]):
+        return "The only Transfer-Encoding that this server reads is chunked, in HTTP/1.1."
+    if upgrades and (encodings or length.strip(b"0")):
+        return "A request with a body cannot have an Upgrade header. Remove Upgrade."
+    return None
+
+
+def _request_id(headers: Headers) -> str:
+    sent = headers.get("x-request-id", "")
+    return sent if REQUEST_ID.fullmatch(sent) else os.urandom(16).hex()
+
+
+def _key(headers: Headers, *, cookie: bool) -> str | None:
+    """Returns the API key of the headers, or of the cookie where that counts."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip()
+    return headers.get("x-api-key") or (_cookie_key(headers) if cookie else None)
+
+
+def _cookie_key(headers: Headers) -> str | None:
+    """Returns the API key of the cookie; None without one."""
+    # Python's own parser would drop the key behind another program's cookie.
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE) or None
+
+
+def _body_bytes(headers: Headers, limit: int) -> int:
+    """Returns the declared length of the body, and the limit for a chunked one."""
+    declared = headers.get("content-length", "")
+    if declared.isdecimal():
+        return min(int(declared), limit)
+    return limit if "transfer-encoding" in headers else 0
+
+
+async def _discard(receive: Receive, headers: Headers, limit: int) -> None:
+    declared = headers.get("content-length", "0")
+    if not declared.isdecimal() or int(declared) > limit:
+        return
+    seen = 0
+    while seen <= limit:
+        message: dict[str, Any] = dict(await receive())
+        seen += len(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            return
+
+
+@lru_cache(maxsize=4096)
+def _duration_histogram(method: str, route: str, status: int) -> Histogram:
+    return metrics.REQUEST_SECONDS.labels(method, route, str(status))

@@ -1,0 +1,106 @@
+"""Dependencies and parameters that several routes declare."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Path, Query, Request, Response, Security
+from fastapi.security import HTTPAuthorizationCredentials, SecurityScopes
+from pydantic import AfterValidator, AwareDatetime
+
+from app.context import Services
+from app.db import tables
+from app.http.bodies import bearer, context_of
+from app.http.fields import NAME_PATTERN
+from app.jobs.schemas import Job
+from app.request_context import RequestContext
+from app.types import Scope
+
+
+async def services(request: Request) -> Services:
+    # async, because slow requests can occupy all threads.
+    return request.app.state.services  # type: ignore[no-any-return]
+
+
+async def _context(
+    needed: SecurityScopes,
+    request: Request,
+    _shown: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+) -> RequestContext:
+    return context_of(request, *needed.scopes)
+
+
+async def _project(
+    needed: SecurityScopes,
+    request: Request,
+    _shown: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+) -> str:
+    return context_of(request, *needed.scopes).project
+
+
+Svc = Annotated[Services, Depends(services)]
+#: the caller's project, for routes that only query, by the scope that the key needs
+Reads = Annotated[str, Security(_project, scopes=[Scope.read])]
+Administers = Annotated[str, Security(_project, scopes=[Scope.admin])]
+#: the request's context, by the scope that the key needs
+ReadContext = Annotated[RequestContext, Security(_context, scopes=[Scope.read])]
+WriteContext = Annotated[RequestContext, Security(_context, scopes=[Scope.write])]
+AdminContext = Annotated[RequestContext, Security(_context, scopes=[Scope.admin])]
+
+
+def _utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("the moment is outside the calendar") from None
+
+
+#: a time with its offset from UTC
+Moment = Annotated[AwareDatetime, AfterValidator(_utc)]
+PathName = Annotated[
+    str,
+    Path(
+        pattern=NAME_PATTERN, description="A name: letters, digits, `.`, `_` and `-`; at most 100."
+    ),
+]
+After = Annotated[
+    str,
+    Query(
+        max_length=100, description="The last name of the previous page: list the names after it."
+    ),
+]
+Limit = Annotated[int, Query(ge=1, le=1000, description="The most entries of a page, 1 to 1,000.")]
+
+
+#: the 202 of a route's `responses`
+ASYNC: dict[str, Any] = {
+    "model": Job,
+    "description": "The job that does the work; with `Prefer: respond-async`.",
+}
+#: the 202 of a route that may need a long fit
+FIT_QUEUED: dict[str, Any] = {
+    "model": Job,
+    "description": "The job that makes the fit which the request needs. Repeat the request when "
+    "it has ended.",
+}
+Prefer = Annotated[
+    str | None,
+    Header(description="`respond-async` leaves the work to a job (RFC 7240)."),
+]
+
+
+def wants_job(prefer: str | None) -> bool:
+    """Whether the client sent `Prefer: respond-async`."""
+    return prefer is not None and "respond-async" in {
+        item.partition(";")[0].strip().lower() for item in prefer.split(",")
+    }
+
+
+def accepted(response: Response, row: tables.JobRow, *, preferred: bool = True) -> Job:
+    """Returns the job as a 202 answer. `preferred`: whether the client sent `Prefer`."""
+    response.status_code = 202
+    response.headers["Location"] = f"/jobs/{row.id}"
+    if preferred:
+        response.headers["Preference-Applied"] = "respond-async"
+    return Job.model_validate(row)

@@ -1,0 +1,1 @@
+"""The queue of jobs, and the workers that run them."""

@@ -1,0 +1,100 @@
+"""Threads that compute matrix products: one lane a core, one torch thread a lane.
+
+Two products with two threads each on two cores spend their time waiting for each other. Lanes take
+spans of rows in turns from all requests: a single request gets all cores, several share them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+from app.errors import blaming
+from app.threads import use_threads
+
+#: computes the rows start..stop
+Span = Callable[[int, int], None]
+
+
+class _Task:
+    """The rows of one request, and which of them are done."""
+
+    def __init__(self, span: Span, rows: int, step: int) -> None:
+        self._span, self._rows, self._step = span, rows, step
+        self._next = 0
+        self._left = -(-rows // step)
+        self._lock = threading.Lock()
+        self.future: Future[None] = Future()
+
+    @property
+    def spans(self) -> int:
+        return self._left
+
+    def run_one(self) -> bool:
+        """Compute the next span; return whether there may be another."""
+        with self._lock:
+            start = self._next
+            self._next += self._step
+        if start >= self._rows or self.future.done():
+            return False
+        try:
+            with blaming(rows_from=start):
+                self._span(start, min(start + self._step, self._rows))
+        except BaseException as error:
+            with suppress(InvalidStateError):
+                self.future.set_exception(error)
+            return False
+        with self._lock:
+            self._left -= 1
+            whole = self._left == 0
+        if whole:
+            with suppress(InvalidStateError):
+                self.future.set_result(None)
+        return start + self._step < self._rows
+
+
+class Lanes:
+    """The threads. The first product starts them."""
+
+    def __init__(self, count: int | None = None, *, name: str = "products") -> None:
+        self.count = count or torch.get_num_threads()
+        self._name = name
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, span: Span, rows: int, step: int) -> Future[None]:
+        """Call `span` for all rows, `step` at a time, in any order.
+
+        The rows of an AnchorageError are rows of the request, not of the span.
+        """
+        task = _Task(span, rows, step)
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.count, self._name, partial(use_threads, 1))
+            for _ in range(min(self.count, task.spans)):
+                self._pool.submit(self._take_turn, self._pool, task)
+        if rows == 0:
+            task.future.set_result(None)
+        return task.future
+
+    def close(self) -> None:
+        """Stop the lanes after all queued work. Later work starts new ones."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+
+    def _take_turn(self, pool: ThreadPoolExecutor, task: _Task) -> None:
+        """Compute the next span of a task, and queue the task behind all others."""
+        if not task.run_one():
+            return
+        try:
+            pool.submit(self._take_turn, pool, task)
+        except RuntimeError:  # the lanes are closing
+            while task.run_one():
+                pass

@@ -1,0 +1,1 @@
+"""Migrations of stores to a new encoder."""

@@ -1,0 +1,270 @@
+"""The maps of a migration: both directions, fixed for its whole life.
+
+A migration can last for weeks. Rows that were translated by another map would not be comparable,
+so the maps are stored as a blob when the plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.anchors import made_pairs, spaces
+from app.anchors.cache_codecs import TRANSLATOR
+from app.anchors.samples import SAMPLE_TENSOR
+from app.context import Services
+from app.db import resources, tables
+from app.errors import Conflict, OutOfRange
+from app.maths.anchors.known_rows import find_known_rows, index_known_rows
+from app.maths.geometry.space import LARGEST_MAGNITUDE
+from app.maths.translators.translator import Translator, apply_into
+from app.request_context import RequestContext
+from app.stores.port import StoreVectors
+from app.translate import fit as translators
+from app.translate import warnings
+from app.translate.fit import FitRequest
+from app.translate.placed_translator import PlacedTranslator
+from app.translate.service import ServedMap, serve_translator
+from app.translate.warnings import AnswerWarning
+
+#: rows that are translated at a time; their scratch memory is a few vectors each
+MAPPED_ROWS = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class MappedPage:
+    """Vectors (n, d) in the other space, float32, and what was special about rows.
+
+    known      (n,) rows that equal an anchor: they have the anchor's native vector
+    undirected (n,) rows that no map can translate: they are zero, not finite, beyond 2^100, at the
+               mean of the anchors, or outside their span. Their vectors are zero
+    """
+
+    vectors: StoreVectors
+    known: NDArray[np.bool_]
+    undirected: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class OneWayMap:
+    """A translator, and the anchors of both spaces: row i of `native` is the item of row i of
+    `anchors`. Made pairs have none here, because their places are no native vectors.
+
+    device  where it multiplies what is enough to pay; everything else is computed on the CPU
+    """
+
+    translator: Translator
+    anchors: Tensor
+    native: Tensor
+    device: str = "cpu"
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Dimensions of both spaces."""
+        return self.translator.dims
+
+    @cached_property
+    def placed(self) -> PlacedTranslator:
+        """The translator on the device, which large pieces use."""
+        return PlacedTranslator(self.translator, self.device)
+
+    @cached_property
+    def known_rows(self) -> Any:
+        return index_known_rows(self.anchors)
+
+    def find_anchors(self, vectors: Tensor) -> Tensor:
+        """Return the anchor (n,) that each row equals; -1 where it equals none."""
+        if not len(self.anchors):
+            return torch.full((len(vectors),), -1)
+        return find_known_rows(self.known_rows, vectors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, with the index of the anchors, which has them in float64."""
+        return self.translator.nbytes + 4 * self.anchors.nbytes
+
+    def map_rows(self, vectors: StoreVectors) -> MappedPage:
+        """Translate vectors (n, d). No vector stops it."""
+        count, dims = len(vectors), self.translator.dims
+        if vectors.ndim != 2 or vectors.shape[1] != dims[0]:
+            raise ValueError(f"vectors of shape {vectors.shape} for a map of {dims[0]} dimensions")
+        out = np.zeros((count, dims[1]), dtype=np.float32)
+        known = np.zeros(count, dtype=np.bool_)
+        undirected = np.zeros(count, dtype=np.bool_)
+        for start in range(0, count, MAPPED_ROWS):
+            rows = slice(start, min(start + MAPPED_ROWS, count))
+            self._map_piece(
+                _as_tensor(vectors[rows]),
+                torch.from_numpy(out[rows]),
+                torch.from_numpy(known[rows]),
+                torch.from_numpy(undirected[rows]),
+            )
+        return MappedPage(out, known, undirected)
+
+    def _map_piece(self, vectors: Tensor, out: Tensor, known: Tensor, undirected: Tensor) -> None:
+        largest = vectors.abs().amax(dim=1)
+        undirected.copy_(~((largest > 0) & (largest <= LARGEST_MAGNITUDE)))  # true for NaN
+        usable = (~undirected).nonzero().flatten()
+        while len(usable):
+            whole = len(usable) == len(vectors)
+            part = vectors if whole else vectors[usable]
+            made = out if whole else torch.empty(len(usable), out.shape[1])
+            try:
+                if self.placed.pays(len(part)):
+                    flags = self.placed.apply_into(part, made)
+                else:
+                    flags = apply_into(self.translator, part, made)
+            except OutOfRange as error:  # too far from the mean for `keep_norms`
+                if not error.rows:
+                    raise
+                undirected[usable[error.rows]] = True
+                usable = (~undirected).nonzero().flatten()
+                continue
+            if not whole:
+                out[usable] = made
+            if flags is not None:
+                undirected[usable[flags[0] | flags[1]]] = True
+            break
+        anchor = self.find_anchors(vectors)
+        known.copy_(anchor >= 0)
+        undirected &= ~known
+        out[undirected] = 0.0
+        out[known] = self.native[anchor[known]]
+
+
+@dataclass(frozen=True, eq=False)
+class MigrationMaps:
+    """The maps of one migration, float32 numpy in and out; several threads may use them."""
+
+    forward: OneWayMap
+    backward: OneWayMap
+
+    @property
+    def nbytes(self) -> int:
+        return self.forward.nbytes + self.backward.nbytes
+
+    def translate(self, vectors: StoreVectors) -> StoreVectors:
+        """Return the vectors (n, d_source) in the target's space: zero where there is no direction.
+
+        A row that equals an anchor gets the anchor's native vector.
+        """
+        return self.forward.map_rows(vectors).vectors
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltMaps:
+    """New maps: their blob, how the forward map was made, and warnings about both spaces."""
+
+    digest: str
+    maps: MigrationMaps
+    served: ServedMap
+    warnings: Sequence[AnswerWarning] = ()
+
+
+def build_maps(
+    services: Services,
+    context: RequestContext,
+    request: FitRequest,
+    *,
+    sample: Tensor | None = None,
+) -> BuiltMaps:
+    """Fit the maps of both directions to the set's present anchors, and store them as one blob.
+
+    sample  (n, d_source) vectors of the store. Where the set has no sample of it, the fits weigh
+            anchors that are foreign to it less, as they would with one
+    """
+    source, target = _find_pair(services, context.project, request, sample)
+    forward, served = _fit_one_way(services, context, request, source, target)
+    assert request.source is not None
+    back = replace(request, source=request.target, target=request.source)
+    backward, _ = _fit_one_way(services, context, back, target, source)
+    maps = MigrationMaps(forward, backward)
+    return BuiltMaps(
+        services.blobs.put(_dump(maps)),
+        maps,
+        served,
+        warnings.warnings_about_pair(services, source, target),
+    )
+
+
+def _fit_one_way(
+    services: Services,
+    context: RequestContext,
+    request: FitRequest,
+    source: tables.SpaceRow,
+    target: tables.SpaceRow,
+) -> tuple[OneWayMap, ServedMap]:
+    """Return the map from one space to another, and how it was made."""
+    fitted = translators.fit(services, context, source, target, request)
+    x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
+    # A made place is no vector of an encoder, so no row of the store is known.
+    known = 0 if made_pairs.estimate_of(source.anchor_set) is not None else len(x)
+    served = serve_translator(fitted, (source, target))
+    return OneWayMap(fitted.translator, x[:known], y[:known]), served
+
+
+def _find_pair(
+    services: Services, project: str, request: FitRequest, sample: Tensor | None
+) -> tuple[tables.SpaceRow, tables.SpaceRow]:
+    """Return both spaces; the source's with the sample, unless one of them has a sample."""
+    source, target = translators.find_pair(services, project, request)
+    if sample is None or source.sample is not None or target.sample is not None:
+        return source, target
+    names = {source.encoder.name, target.encoder.name}
+    digest = services.blobs.put({SAMPLE_TENSOR: sample})
+    with services.db.transaction() as session:
+        found = resources.spaces_of(session, project, request.anchor_set, names)
+    if len(found) < len(names):
+        raise Conflict(
+            f"Anchor set {request.anchor_set!r} was replaced meanwhile. Try again.",
+            field="anchor_set",
+        )
+    source, target = found[source.encoder.name], found[target.encoder.name]
+    # These rows are only read here, and outside a session, which would write them.
+    source.sample, source.sample_size = digest, len(sample)
+    return source, target
+
+
+def load_maps(services: Services, row: tables.MigrationRow) -> MigrationMaps:
+    """Return the maps of a migration, from memory or its blob."""
+    return services.cache.get_or_make(
+        ("migration maps", row.maps),
+        lambda: _load(services.blobs.get(row.maps, of=f"migration {row.id}"), services.device),
+        lambda maps: maps.nbytes,
+    )
+
+
+def _dump(maps: MigrationMaps) -> dict[str, Tensor]:
+    parts = {
+        "forward": TRANSLATOR.dump(maps.forward.translator),
+        "backward": TRANSLATOR.dump(maps.backward.translator),
+        "anchors": {"source": maps.forward.anchors, "target": maps.forward.native},
+    }
+    return {
+        f"{part}/{name}": tensor for part, each in parts.items() for name, tensor in each.items()
+    }
+
+
+def _load(tensors: Mapping[str, Tensor], device: str) -> MigrationMaps:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        part, _, name = key.partition("/")
+        parts.setdefault(part, {})[name] = tensor
+    source, target = parts["anchors"]["source"], parts["anchors"]["target"]
+    return MigrationMaps(
+        OneWayMap(TRANSLATOR.load(parts["forward"]), source, target, device),
+        OneWayMap(TRANSLATOR.load(parts["backward"]), target, source, device),
+    )
+
+
+def _as_tensor(vectors: StoreVectors) -> Tensor:
+    """Return the vectors as a tensor, copied if their memory cannot be shared."""
+    rows = np.ascontiguousarray(vectors, dtype=np.float32)
+    return torch.from_numpy(rows if rows.flags.writeable else rows.copy())

@@ -1,0 +1,292 @@
+"""Plans a migration: reads the store, checks it, fits the maps, and says what it is worth.
+
+Nothing is written to the store. The plan is a row, which `run` obeys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from app.access.audit import record_audit
+from app.context import Services
+from app.db import tables
+from app.errors import (
+    Conflict,
+    EncoderNeedsVectors,
+    InvalidRequest,
+    MigrationActive,
+    QualityBelowMinimum,
+    WrongSpace,
+    blaming,
+)
+from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
+from app.moves import plan_contents
+from app.moves.maps import BuiltMaps, build_maps
+from app.moves.plan_contents import (
+    MigrationTask,
+    PlanInputs,
+    StoreReading,
+    check_reading,
+    read_store,
+    refuse_lengths,
+    require_migratable,
+)
+from app.moves.records import possible_calls
+from app.request_context import RequestContext
+from app.stores import queries as store_queries
+from app.stores import service as stores
+from app.translate import estimate as translator_reports
+from app.translate import fit as translators
+from app.translate import minimum
+from app.translate.fit import FitRequest
+from app.types import EncoderKind, MigrationState
+
+#: how long the store may take to be read
+READING_S = 120.0
+
+
+def plan_migration(
+    services: Services, context: RequestContext, task: MigrationTask
+) -> tables.MigrationRow:
+    """Plan a migration, and return its row in the state `planned`.
+
+    Raises the not-found and option errors, AnchorsNotEmbedded, WrongSpace, DimensionMismatch,
+    MigrationActive, QualityBelowMinimum, StoreUnsupported, the errors of the store, and
+    Overloaded.
+    """
+    # A repetition would sample the store again, and so need another fit.
+    services = replace(services, request_fit_s=None)
+    with blaming("store", always=True):
+        store, active = _find_store(services, context, task.store)
+    if active is not None:
+        raise _active_error(store, active)
+    _refuse_shared(services, store)
+    request = _request(task, store)
+    source, target = translators.find_pair(services, context.project, request)
+    translators.check_options(request, anchors=source.anchor_set.size)
+    text_field = store.options.get("text_field")
+    check_re_embedding(task.re_embed, text_field, target.encoder)
+    reading = _read(services, store, task.batch, text_field)
+    check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
+    require_migratable(reading.facts)
+    found_space = _check_space(services, task, store, target.encoder.name, reading)
+    built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
+    refuse_lengths(reading, _keeps_norms(built))
+    _refuse_useless(request, task, built)
+    estimate = _estimate(services, context, built, request, reading.facts.rows)
+    inputs = PlanInputs(task, store, request, reading, found_space, built, estimate)
+    return _add_row(services, context, inputs, plan_contents.make_plan(services, context, inputs))
+
+
+def _find_store(
+    services: Services, context: RequestContext, name: str
+) -> tuple[tables.StoreRow, tables.MigrationRow | None]:
+    with services.db.transaction() as session:
+        return store_queries.moving_store(session, context.project, name)
+
+
+def _refuse_shared(services: Services, store: tables.StoreRow) -> None:
+    """Raises MigrationActive while another store of the same collection is migrated.
+
+    A plan of another project does not count until it runs: its owner may forget it.
+    """
+    url = services.stores.location(store).url
+    with services.db.transaction() as session:
+        others = store_queries.same_collection(session, store)
+    for other, active in others:
+        if active.state == MigrationState.planned and other.project != store.project:
+            continue
+        address = services.stores.addresses.get(other.address)
+        if address is None or address.url != url:
+            continue
+        if other.project == store.project:
+            raise _active_error(other, active)
+        raise MigrationActive(
+            f"Another project migrates the collection of the store {store.name!r}. Wait until it "
+            "has finished or abandoned it.",
+            field="store",
+        )
+
+
+def _read(
+    services: Services, store: tables.StoreRow, batch: int, text_field: str | None
+) -> StoreReading:
+    """Read the store. One that does not answer at all is given up sooner than a slow one."""
+    stores.call_row(services, store, lambda opened: opened.facts())
+    return stores.call_row(
+        services,
+        store,
+        lambda opened: read_store(opened, batch=batch, text_field=text_field),
+        within_s=READING_S,
+    )
+
+
+def _request(task: MigrationTask, store: tables.StoreRow) -> FitRequest:
+    """Return the fit from the store's encoder to the target.
+
+    Raises InvalidRequest where they are the same.
+    """
+    if task.target == store.encoder.name:
+        raise InvalidRequest(
+            f"The store {store.name!r} already has vectors of {task.target!r}. Name another "
+            "`target`.",
+            field="target",
+        )
+    return FitRequest(
+        store.encoder.name,
+        task.target,
+        task.anchor_set,
+        task.method,
+        dict(task.options),
+        dict(task.min_quality),
+    )
+
+
+def check_re_embedding(share: float, text_field: str | None, target: tables.EncoderRow) -> None:
+    """Raises InvalidRequest without texts, and EncoderNeedsVectors for an external target."""
+    if not share:
+        return
+    if text_field is None:
+        raise InvalidRequest(
+            "`re_embed` needs the texts of the rows, and the store has no `text_field`. Register "
+            "it with one, or remove `re_embed`.",
+            field="re_embed",
+        )
+    if target.kind == EncoderKind.external:
+        raise EncoderNeedsVectors(
+            f"The service does not run encoder {target.name!r}, so it cannot encode rows again. "
+            "Remove `re_embed`, or name an encoder that the service runs.",
+            field="re_embed",
+        )
+
+
+def _check_space(
+    services: Services,
+    task: MigrationTask,
+    store: tables.StoreRow,
+    target: str,
+    reading: StoreReading,
+) -> dict[str, Any]:
+    """Return what the check found. Raises WrongSpace for another encoder's vectors."""
+    match = stores.check_space(services, store.encoder, reading.sample)
+    foreign = stores.foreign_ids(match, reading.sample_ids)
+    found = {
+        **asdict(match),
+        "foreign": foreign,
+        "mixture": stores.describe_mixture(match, foreign, store.encoder.name),
+        "forced": task.force_space,
+    }
+    if match.verdict not in ("another", "mixed") or task.force_space:
+        return found
+    if match.verdict == "mixed":
+        raise WrongSpace(
+            f"{found['mixture']}. A translation would spoil such rows of the store "
+            f"{store.name!r}. Embed them again with {store.encoder.name!r}, or send "
+            "`force_space: true` to translate them all the same.",
+            field="store",
+            more={"space": found},
+        )
+    if match.likeliest == target:
+        advice_text = (
+            f"They look like those of the target {target!r}: this migration would go the wrong "
+            "way. The store may have been moved before. Register it with its present encoder"
+        )
+    else:
+        advice_text = (
+            f"They look more like those of {match.likeliest!r}. Register the store with that "
+            "encoder"
+        )
+    raise WrongSpace(
+        f"The vectors of the store {store.name!r} do not look like those of "
+        f"{store.encoder.name!r}. {advice_text}, or send `force_space: true` if you know better.",
+        field="store",
+        more={"space": found},
+    )
+
+
+def _refuse_useless(request: FitRequest, task: MigrationTask, built: BuiltMaps) -> None:
+    """Raises QualityBelowMinimum for anchors that are no more related than shuffled ones."""
+    codes = {warning.code for warning in built.warnings}
+    if task.force_space or "useless-anchors" not in codes or "made-pairs" in codes:
+        return
+    raise QualityBelowMinimum(
+        f"The anchors of {request.anchor_set!r} are no more related than shuffled ones, so the "
+        "translations would mean nothing. Check that the rows of both encoders are the same items "
+        f"in the same order: GET /anchor-sets/{request.anchor_set}/report says more. Send "
+        "`force_space: true` to plan all the same.",
+        field="anchor_set",
+    )
+
+
+def _keeps_norms(built: BuiltMaps) -> bool:
+    return (built.served.options or {}).get("keep_norms") is True
+
+
+def _estimate(
+    services: Services, context: RequestContext, built: BuiltMaps, request: FitRequest, rows: int
+) -> dict[str, Any] | None:
+    """Return the estimate in an index of the store's size; None with too few anchors."""
+    served = built.served
+    assert served.id is not None
+    assert served.pair is not None
+    between = (served.pair[0].id, served.pair[1].id)
+    row = translators.find_with_report(services, context.project, served.id, between=between)
+    index = min(max(rows, SMALLEST_INDEX), LARGEST_INDEX)
+    minimum.require_estimate(row, request.min_quality, index)
+    estimated = translator_reports.estimate_for(row.report or {}, index)
+    if estimated is None:
+        return None
+    recall = estimated["measures"]["recall"]
+    return {
+        "index": estimated["index"],
+        "neighbours": estimated["neighbours"],
+        "measured": estimated["measured"],
+        "recall": recall["value"],
+        "low": recall["low"],
+        "high": recall["high"],
+    }
+
+
+def _add_row(
+    services: Services, context: RequestContext, inputs: PlanInputs, plan: dict[str, Any]
+) -> tables.MigrationRow:
+    """Store the plan. Raises MigrationActive where another request was faster, and Conflict."""
+    assert inputs.built.served.pair is not None
+    source, target = inputs.built.served.pair
+    row = tables.MigrationRow(
+        project=context.project,
+        store_id=inputs.store.id,
+        target_id=target.encoder_id,
+        anchor_set_id=source.anchor_set_id,
+        state=MigrationState.planned,
+        plan=plan,
+        maps=inputs.built.digest,
+    )
+    row.id = tables.new_id()
+    try:
+        with services.db.transaction() as session:
+            session.add(row)
+            session.flush()
+            record_audit(session, context, "create", "migration", row.id)
+            session.refresh(row)
+    except Conflict:
+        _, active = _find_store(services, context, inputs.store.name)
+        if active is not None:
+            raise _active_error(inputs.store, active) from None
+        raise
+    return row
+
+
+def _active_error(store: tables.StoreRow, active: tables.MigrationRow) -> MigrationActive:
+    state = MigrationState(active.state)
+    steps = [name for name in possible_calls(active, busy=False) if name in ("finish", "abandon")]
+    first = f"{' or '.join(steps)} it first" if steps else "wait until it ends"
+    return MigrationActive(
+        f"Migration {active.id} of the store {store.name!r} is {state}. A store has one at a time: "
+        f"{first}.",
+        field="store",
+        more={"migration": active.id},
+    )

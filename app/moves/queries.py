@@ -1,0 +1,71 @@
+"""Queries of migrations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, exists, select, update
+from sqlalchemy.orm import Session
+
+from app.db.statements import changed_rows
+from app.db.tables import JobRow, MigrationRow, StoreRow, now
+from app.errors import MigrationNotFound
+from app.types import MigrationState
+
+#: the member of `position` that names a step, from before the store changes until the row has
+#: changed
+STEP = "step"
+
+
+def migration(session: Session, project: str, migration_id: str) -> MigrationRow:
+    """Return a migration of the project."""
+    row = session.get(MigrationRow, migration_id, populate_existing=True)
+    if row is None or row.project != project:
+        raise MigrationNotFound(f"There is no migration {migration_id!r}.", field="id")
+    return row
+
+
+def migrations(
+    session: Session, project: str, *, store: str | None, before: datetime | None, limit: int
+) -> Sequence[MigrationRow]:
+    """Return migrations created before a moment, the newest first; of one store if it is named."""
+    query = (
+        select(MigrationRow)
+        .where(MigrationRow.project == project)
+        .order_by(MigrationRow.created_at.desc(), MigrationRow.id)
+        .limit(limit)
+    )
+    if store is not None:
+        named = select(StoreRow.id).where(StoreRow.project == project, StoreRow.name == store)
+        query = query.where(MigrationRow.store_id.in_(named))
+    if before is not None:
+        query = query.where(MigrationRow.created_at < before)
+    return session.scalars(query).all()
+
+
+def change(session: Session, row: MigrationRow, *where: ColumnElement[bool], **values: Any) -> bool:
+    """Update a row if it has not changed since it was read. Returns whether it was updated."""
+    unchanged = (MigrationRow.id == row.id, MigrationRow.updated_at == row.updated_at)
+    # Every change must move the time, also when two come within a microsecond.
+    changed_at = max(now(), row.updated_at + timedelta(microseconds=1))
+    statement = update(MigrationRow).where(*unchanged, *where)
+    return changed_rows(session, statement.values(**values, updated_at=changed_at)) == 1
+
+
+def idle_in(session: Session, states: Collection[MigrationState]) -> Sequence[MigrationRow]:
+    """Return the migrations of all projects in these states that have no unfinished job."""
+    busy = exists().where(JobRow.id == MigrationRow.job_id, JobRow.finished_at.is_(None))
+    query = select(MigrationRow).where(
+        MigrationRow.ended_at.is_(None), MigrationRow.state.in_(states), ~busy
+    )
+    return session.scalars(query.order_by(MigrationRow.created_at)).all()
+
+
+def unfinished_job(session: Session, row: MigrationRow) -> JobRow | None:
+    """Return the migration's last job while it waits or runs."""
+    if row.job_id is None:
+        return None
+    job = session.get(JobRow, row.job_id, populate_existing=True)
+    return job if job is not None and job.finished_at is None else None

@@ -1,0 +1,254 @@
+"""Migrations: look-ups, the calls that are possible now, and the jobs of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.access.audit import record_audit
+from app.context import Services
+from app.db import tables
+from app.errors import MigrationActive, WrongState
+from app.jobs import queries as job_queries
+from app.jobs.submission import submit_job
+from app.moves import queries as queries
+from app.request_context import RequestContext
+from app.stores.registry import EMBEDDED, has_cutover
+from app.types import JobKind, JobState, MigrationState
+
+#: the actions of jobs, and the states from which each begins
+ACTION_STATES: dict[str, tuple[MigrationState, ...]] = {
+    "run": (
+        MigrationState.planned,
+        MigrationState.running,
+        MigrationState.paused,
+        MigrationState.filled,
+    ),
+    "verify": (
+        MigrationState.filled,
+        MigrationState.cut_over,
+        MigrationState.rolled_back,
+    ),
+    "sync": (
+        MigrationState.filled,
+        MigrationState.cut_over,
+        MigrationState.rolled_back,
+    ),
+}
+
+#: the steps that a request waits for, and the states from which each begins
+STEP_STATES: dict[str, tuple[MigrationState, ...]] = {
+    "cutover": (MigrationState.filled, MigrationState.rolled_back),
+    "rollback": (MigrationState.cut_over,),
+    "finish": (MigrationState.cut_over,),
+    "abandon": (
+        MigrationState.planned,
+        MigrationState.running,
+        MigrationState.paused,
+        MigrationState.filled,
+        MigrationState.rolled_back,
+    ),
+}
+
+
+#: the calls that only a store with a cutover has
+CUTOVER_CALLS = ("sync", "cutover", "rollback")
+
+
+@dataclass(frozen=True)
+class MigrationStatus:
+    """A migration with its last job, if that still exists."""
+
+    row: tables.MigrationRow
+    job: tables.JobRow | None
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether its job waits or runs."""
+        return self.job is not None and self.job.finished_at is None
+
+    @property
+    def state(self) -> MigrationState:
+        """Return the state: `running` while the job of a run is unfinished."""
+        if self.job is not None and self.is_busy and self.job.arguments["action"] == "run":
+            return MigrationState.running
+        return MigrationState(self.row.state)
+
+    @property
+    def next(self) -> list[str]:
+        """Return the calls that are possible now. `hand_over` also needs a `verify` that passed."""
+        calls = possible_calls(self.row, busy=self.is_busy)
+        if queries.STEP in self.row.position or self.row.found.get("verify", {}).get("passed"):
+            return calls
+        return [each for each in calls if each != hand_over(self.row)]
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """Return the problem that stopped it, or that its job tries to get past."""
+        if self.row.error is not None or self.job is None:
+            return self.row.error
+        return None if self.job.state == JobState.succeeded else self.job.error
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """Return rows, of, rows_per_second, eta_s and phase, and what else the job reports."""
+        facts = dict(self.job.progress) if self.is_busy and self.job is not None else {}
+        position = self.row.position
+        rows, total = position.get("rows", 0), position.get("total") or self.row.plan.get("rows")
+        return {
+            "rows_per_second": None,
+            "eta_s": None,
+            **{name: value for name, value in facts.items() if name not in ("done", "total")},
+            "phase": facts.get("phase") or position.get("phase"),
+            "rows": rows,
+            "total": max(rows, total or 0),  # clients add rows during a run
+        }
+
+
+def find_migration(services: Services, project: str, migration_id: str) -> MigrationStatus:
+    """Return a migration of the project. Raises MigrationNotFound."""
+    with services.db.transaction() as session:
+        row = queries.migration(session, project, migration_id)
+        return _with_job(session, row)
+
+
+def list_migrations(
+    services: Services,
+    project: str,
+    *,
+    store: str | None = None,
+    before: datetime | None = None,
+    limit: int = 100,
+) -> Sequence[MigrationStatus]:
+    """Return the project's migrations, the newest first."""
+    with services.db.transaction() as session:
+        rows = queries.migrations(session, project, store=store, before=before, limit=limit)
+        return [_with_job(session, row) for row in rows]
+
+
+def queue_action(
+    services: Services, context: RequestContext, migration_id: str, action: str
+) -> tables.JobRow:
+    """Queue a job of a migration: `run`, `verify` or `sync`.
+
+    Raises MigrationNotFound, WrongState, MigrationActive, TooManyJobs and QueueFull.
+    """
+    found = find_migration(services, context.project, migration_id)
+    refuse_unless_possible(found.row, action, busy=found.is_busy)
+    changes: dict[str, Any] = {"error": None}
+    if action == "run":
+        changes["state"] = MigrationState.running
+
+    def begin(session: Session, job: tables.JobRow) -> None:
+        if not queries.change(session, found.row, **changes, job_id=job.id):
+            raise MigrationActive(
+                "Another request changed the migration at the same time. Read it, and repeat "
+                "the call if it is still possible.",
+                retry_after_s=1,
+            )
+        record_audit(session, context, action, "migration", migration_id)
+
+    arguments = {"migration": migration_id, "action": action}
+    return submit_job(services, context, JobKind.migrate, arguments, begin=begin)
+
+
+def pause(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
+    """Ask the run to stop between two batches; one that still waits stops at once.
+
+    Raises MigrationNotFound and WrongState.
+    """
+    with services.db.transaction() as session:
+        row = queries.migration(session, context.project, migration_id)
+        if row.state == MigrationState.paused:
+            return _with_job(session, row)
+        if row.state != MigrationState.running:
+            raise wrong_state(row, "pause", busy=False)
+        job = queries.unfinished_job(session, row)
+        if job is not None:
+            job_queries.cancel(session, job.id, now=tables.now())
+            session.expire(job)
+        if queries.unfinished_job(session, row) is None:
+            changed = queries.change(session, row, state=MigrationState.paused)
+            session.expire(row)
+            if not changed:
+                raise MigrationActive(
+                    "The migration changed at the same time. Repeat the call.", retry_after_s=1
+                )
+        record_audit(session, context, "pause", "migration", migration_id)
+    return find_migration(services, context.project, migration_id)
+
+
+def hand_over(row: tables.MigrationRow) -> str:
+    """Return the call that gives clients the new vectors: `cutover`, else `finish`."""
+    return "cutover" if has_cutover(row.store.kind) else "finish"
+
+
+def possible_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
+    """Return the calls that are possible now, the most likely first."""
+    state = MigrationState(row.state)
+    if row.ended_at is not None:
+        return []
+    if step := row.position.get(queries.STEP):
+        return [] if busy else [step]
+    if busy:
+        return ["pause"] if state == MigrationState.running else []
+    calls = {**ACTION_STATES, **STEP_STATES}
+    if not has_cutover(row.store.kind):
+        calls |= {**dict.fromkeys(CUTOVER_CALLS, ()), "finish": (MigrationState.filled,)}
+    order = ("run", "verify", "cutover", "finish", "rollback", "sync", "abandon")
+    found = [name for name in order if state in calls[name]]
+    if state == MigrationState.filled:
+        found.append(found.pop(found.index("run")))
+    return found
+
+
+def refuse_unless_possible(row: tables.MigrationRow, call: str, *, busy: bool) -> None:
+    """Raises MigrationActive while a job is unfinished, and WrongState."""
+    if busy and row.ended_at is None:
+        pausable = row.state == MigrationState.running
+        advice = "Wait until it ends" + (", or pause it." if pausable else ", or cancel the job.")
+        raise MigrationActive(
+            f"Job {row.job_id} works on this migration. {advice}",
+            retry_after_s=5,
+        )
+    if call not in possible_calls(row, busy=busy):
+        raise wrong_state(row, call, busy=busy)
+
+
+def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongState:
+    """Return the error that names the calls which are possible."""
+    if call in CUTOVER_CALLS and not has_cutover(row.store.kind):
+        place = EMBEDDED[row.store.kind]
+        return WrongState(
+            f"A store of kind {row.store.kind!r} has no `{call}`: open the new {place} in your "
+            "application once the migration is filled and verified, then call `finish`."
+        )
+    possible = possible_calls(row, busy=busy)
+    others = " or ".join(f"`{each}`" for each in possible)
+    advice = f" Call {others}." if possible else " It has ended: plan another."
+    if step := row.position.get(queries.STEP):
+        return WrongState(
+            f"`{step}` of this migration was interrupted. Call `{step}` again before `{call}`."
+        )
+    return WrongState(f"The migration is {row.state}, so `{call}` is not possible.{advice}")
+
+
+def _with_job(session: Session, row: tables.MigrationRow) -> MigrationStatus:
+    """Return the migration. The state is `paused` once its run has ended without the worker.
+
+    The queue ends a job by itself: one that was cancelled between two attempts, or whose workers
+    were lost too often.
+    """
+    job = None
+    if row.job_id is not None:
+        job = session.get(tables.JobRow, row.job_id, populate_existing=True)
+    has_ended = job is not None and job.finished_at is not None
+    if row.state == MigrationState.running and has_ended:
+        queries.change(session, row, state=MigrationState.paused)
+        session.expire(row)
+        session.refresh(row)
+    return MigrationStatus(row, job)

@@ -1,0 +1,219 @@
+"""The job of a migration, and its longest action: to give every row a new vector.
+
+The sweep reads pages of old vectors, translates and writes them, and commits its cursor after the
+write. A worker that is killed at any point repeats at most one batch, and the result is the same.
+The plan may limit its rows a second.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from app.context import Services
+from app.db import tables
+from app.errors import AnchorageError, MigrationActive, StoreFull, Unavailable
+from app.jobs.progress import Cancelled, LeaseLost, Progress, Requeued
+from app.jobs.worker import MAX_ATTEMPTS, JobResult, NoFurtherAttempt, problem_of
+from app.moves import sync, verify
+from app.moves.context import MigrationContext, open_migration, without_url
+from app.moves.lease import LEASE_S, Lease, take_lease
+from app.moves.records import wrong_state
+from app.stores.port import Page
+from app.types import MigrationState
+
+#: how often captured changes are applied during a sweep
+DRAINED_EVERY_S = 1.0
+
+#: longest time between two signs of life while a run waits
+LONGEST_NAP_S = 0.2
+
+#: ids of skipped rows that are kept
+SKIPPED_SHOWN = 20
+
+
+def run_migration(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job of a migration: `run`, `verify` or `sync`.
+
+    Raises the errors of the store, MigrationActive, BlobMissing, and those of Progress.
+    """
+    action = job.arguments["action"]
+    with (
+        take_lease(services, job.arguments["migration"], wait_s=2 * LEASE_S) as held,
+        without_url(services, held.row),
+    ):
+        if action == "run":
+            return _run_or_pause(services, job, progress, held)
+        if action == "verify":
+            return verify.run_verify(services, held, progress)
+        return sync.run_sync(services, held, progress)
+
+
+def _run_or_pause(
+    services: Services, job: tables.JobRow, progress: Progress, held: Lease
+) -> JobResult:
+    """Run, and leave the state `paused` where no attempt will continue."""
+    try:
+        with without_url(services, held.row):
+            return Run(services, progress, held).complete()
+    except Cancelled:
+        held.save(state=MigrationState.paused)
+        raise
+    except (Requeued, LeaseLost, MigrationActive):
+        raise
+    except Exception as error:
+        if isinstance(error, Unavailable) and not isinstance(error, StoreFull):
+            ends = _is_last_attempt(services, job)
+        else:
+            ends = isinstance(error, AnchorageError) or _is_last_attempt(services, job)
+        if not ends:
+            raise
+        internal = {"code": "internal", "detail": "the service has failed. Its log has the reason"}
+        problem = internal
+        if isinstance(error, AnchorageError):
+            problem = problem_of(error)
+        held.save(state=MigrationState.paused, error=problem)
+        if isinstance(error, StoreFull):
+            raise NoFurtherAttempt(error) from error
+        raise
+
+
+def _is_last_attempt(services: Services, job: tables.JobRow) -> bool:
+    """Return whether the queue gives the job up now. Progress since its claim counts anew."""
+    with services.db.transaction() as session:
+        return session.get_one(tables.JobRow, job.id).attempts >= MAX_ATTEMPTS
+
+
+class Run:
+    """One attempt of a run."""
+
+    def __init__(self, services: Services, progress: Progress, held: Lease) -> None:
+        self._progress = progress
+        self._held = held
+        self._move: MigrationContext = open_migration(services, held.row)
+        self._rows_per_second: float | None = held.row.plan.get("rows_per_second")
+        self._position = held.position
+        self._facts: dict[str, Any] = {}
+        self._began = self._drained_at = time.monotonic()
+        self._rows_before = 0
+
+    def complete(self) -> JobResult:
+        """Continue from the position to the end. Raises as `run_migration`."""
+        if self._held.row.state != MigrationState.running:
+            raise wrong_state(self._held.row, "run", busy=False)
+        self._progress.resume()
+        if self._position.get("phase") == "filled":  # a client runs it again
+            again = not self._move.store.capabilities.captures_writes
+            self._position = {"again": again}
+        self._prepare()
+        while self._position["phase"] == "sweep":
+            self._sweep_page()
+        if self._position["phase"] == "index":
+            self._index()
+        return JobResult({name: self._position.get(name, 0) for name in COUNTS})
+
+    def _prepare(self) -> None:
+        self._report("prepare")
+        self._move.migration.prepare()
+        position = {**dict.fromkeys(COUNTS, 0), "phase": "sweep", "cursor": None, **self._position}
+        position["total"] = self._move.store.facts().rows
+        found = dict(self._held.row.found)
+        found.pop("verify", None)
+        if "before" not in found or self._position == {"again": True}:
+            checksum = self._move.store.checksum(self._hear_checksum)
+            self._facts.pop("checked", None)
+            found["before"] = {"rows": checksum.rows, "checksum": checksum.digest}
+        self._save(position, found=found)
+        self._rows_before = position["rows"]
+        self._began = time.monotonic()
+
+    def _hear_checksum(self, rows: int) -> None:
+        self._facts["checked"] = rows
+        self._report("checksum")
+
+    def _sweep_page(self) -> None:
+        begun = time.monotonic()
+        page = self._move.store.scroll(self._position["cursor"], self._move.batch)
+        position, found = self._write(page)
+        if page.cursor is None:
+            position["phase"] = "index"
+        self._save(position, found=found)
+        self._report("sweep")
+        self._progress.checkpoint(position["rows"], {"rows": torch.tensor(position["rows"])})
+        if self._rows_per_second is not None:
+            self._wait(begun + len(page.ids) / self._rows_per_second)
+        if time.monotonic() >= self._drained_at + DRAINED_EVERY_S:
+            self._drain()
+        self._progress.give_way()
+
+    def _write(self, page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Write the new vectors of a page, and return the next position and what was found."""
+        position, found = {**self._position, "cursor": page.cursor}, dict(self._held.row.found)
+        if len(page.ids) == 0:
+            return position, found
+        made = self._move.make_new(page.ids, page.vectors)
+        ids, vectors = page.ids, made.vectors
+        if len(made.missing):
+            lost = [page.ids[place] for place in made.missing.tolist()]
+            kept = np.setdiff1d(np.arange(len(page.ids)), made.missing)
+            ids, vectors = [page.ids[place] for place in kept.tolist()], vectors[kept]
+            position["skipped"] += len(lost)
+            shown = [*found.get("skipped", []), *lost]
+            found["skipped"] = list(dict.fromkeys(shown))[:SKIPPED_SHOWN]
+        again = bool(position.get("again"))
+        self._move.migration.write(ids, vectors, replace=again)
+        position["rows"] += len(page.ids)
+        position["anchors"] += made.known
+        position["encoded"] += made.encoded
+        return position, found
+
+    def _index(self) -> None:
+        self._drain()
+        self._report("index")
+        begun = time.monotonic()
+        self._move.migration.build_index()
+        index_s = time.monotonic() - begun
+        self._drain()
+        self._report("filled")
+        found = {**self._held.row.found, "index_s": round(index_s, 3)}
+        self._position = {**self._position, "phase": "filled"}
+        self._held.save(
+            position=self._position, found=found, state=MigrationState.filled, error=None
+        )
+
+    def _drain(self) -> None:
+        applied = 0
+        for count in self._move.drain(after_cutover=False):
+            applied += count
+            self._report(self._facts["phase"])
+        self._drained_at = time.monotonic()
+        if applied:
+            self._save({**self._position, "applied": self._position["applied"] + applied})
+
+    def _wait(self, ends: float) -> None:
+        while (left := ends - time.monotonic()) > 0:
+            time.sleep(min(left, LONGEST_NAP_S))
+            self._report("sweep")
+
+    def _save(self, position: dict[str, Any], **values: Any) -> None:
+        self._position = position
+        self._held.save(position=position, **values)
+
+    def _report(self, phase: str) -> None:
+        """Tell the client how far the run is."""
+        rows, total = self._position.get("rows", 0), self._position.get("total", 0)
+        self._facts["phase"] = phase
+        if phase == "sweep":
+            seconds = time.monotonic() - self._began
+            rate = (rows - self._rows_before) / seconds if seconds > 0 else 0.0
+            self._facts["rows_per_second"] = round(rate, 1)
+            self._facts["eta_s"] = round(max(0, total - rows) / rate, 1) if rate > 0 else None
+        self._progress(rows, max(rows, total, 1), self._facts)
+
+
+#: members of `position` that count rows: read, skipped, equal to an anchor, encoded again, and
+#: written by clients
+COUNTS = ("rows", "skipped", "anchors", "encoded", "applied")

@@ -1,0 +1,275 @@
+"""Checks of a filled migration: rows, checksums, sampled vectors, and the recall of the index."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.context import Services
+from app.db import tables
+from app.errors import StoreUnsupported
+from app.jobs.progress import Progress
+from app.jobs.worker import JobResult
+from app.moves.context import FEW_CHANGES, MigrationContext, open_migration
+from app.moves.lease import Lease
+from app.moves.re_embedding import choose_rows
+from app.moves.sync import drain_held
+from app.stores.port import HearRows, Hits, Metric, Migration, Search, Side, StoreId, StoreVectors
+from app.types import MigrationState
+
+#: rows whose new vectors are compared, and least cosine of two vectors that count as equal:
+#: stores round to float16
+VERIFIED_ROWS = 1000
+EQUAL_COSINE = 1 - 1e-4
+
+#: looks at a row that differs: a client may write it between two reads
+MAX_LOOKS = 3
+
+#: queries of the index, results of each, and the number that are searched at once
+VERIFY_QUERIES = 100
+VERIFY_K = 10
+QUERIES_AT_ONCE = 10
+
+#: time after which no further queries are searched: one exact search may take seconds
+VERIFY_INDEX_S = 60.0
+
+#: scores that differ by less, relatively, belong to rows that are equally near
+EQUAL_SCORES = 1e-6
+
+#: largest loss of recall, against the old index, that passes although the plan asks for more
+EQUAL_RECALL = 0.02
+
+#: share of the rows that may lack a new vector while clients write
+LIVE_ROWS = 0.001
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. passed: None where nothing could be compared, and `detail` says why."""
+
+    name: str
+    passed: bool | None
+    detail: str
+    found: dict[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        """Return the check as JSON."""
+        return {"passed": self.passed, "detail": self.detail, **self.found}
+
+
+def run_verify(services: Services, held: Lease, progress: Progress) -> JobResult:
+    """Compare both sides of the store, and record what was found in the row."""
+    move = open_migration(services, held.row)
+    done = 0
+
+    def report(phase: str, **facts: int) -> None:
+        nonlocal done
+        done += 1
+        progress(done, done + 1, {"phase": phase, **facts})
+
+    report("sync")
+    drain_held(move, held)
+    report("rows")
+    checks = [check_rows(move, held.row)]
+    report("checksum")
+    hear: HearRows = lambda rows: report("checksum", checked=rows)  # noqa: E731
+    checks.append(check_payloads(move, held.row, hear))
+    report("sample")
+    checks.append(check_sample(move, held))
+    if isinstance(move.migration, Migration):  # else the application measures its new index
+        checks.append(check_index(move, float(held.row.plan.get("min_recall", 0.95)), report))
+    found = {
+        "at": tables.now().isoformat(),
+        "passed": all(check.passed is not False for check in checks),
+        **{check.name: check.document() for check in checks},
+    }
+    held.save(found={**held.row.found, "verify": found})
+    return JobResult(found)
+
+
+def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
+    """Compare the numbers of rows with a vector on both sides."""
+    total, new = move.migration.count_old(), move.migration.count()
+    if total is None:
+        total = move.store.facts().rows
+    skipped = int(row.position.get("skipped", 0))
+    found: dict[str, Any] = {"rows": total, "new": new, "skipped": skipped}
+    # A cutover gives skipped rows an empty vector, which a store may count.
+    missing = max(total - new - skipped, new - total, 0)
+    live = move.store.capabilities.captures_writes
+    followed = live and row.position.get("applied")
+    # A synchronisation leaves a few changes, which are many of a small table.
+    allowed = max(FEW_CHANGES, LIVE_ROWS * total) if followed else 0
+    detail = f"The sides differ by {missing:,} row{'s' * (missing != 1)}"
+    if missing == 0:
+        detail = "Every row has a new vector, except the skipped ones."
+    elif missing <= allowed:
+        detail += ", because clients write meanwhile."
+    elif not isinstance(move.migration, Migration):
+        detail += ": rows were added or deleted since the run. Stop writes, and call `run` again."
+    else:
+        detail += (
+            ": a client wrote during `verify`, or a run did not end. Call `sync`, and `verify`."
+        )
+        if row.state == MigrationState.filled:
+            detail += " If they still differ, call `run` again, or abandon."
+    return Check("rows", missing <= allowed, detail, found)
+
+
+def check_payloads(move: MigrationContext, row: tables.MigrationRow, hear: HearRows) -> Check:
+    """Compare all that is not the vector on both sides, or with its state before the run."""
+    different = None
+    if isinstance(move.migration, Migration):
+        different = move.migration.requeue_different()
+    if different is not None:
+        detail = "All that is not the vector is the same on both sides."
+        if different:
+            detail = (
+                f"{different} rows differ between both sides in more than the vector: the table "
+                "was rewritten, or its triggers were disabled. The rows are being copied again: "
+                "call `verify` again."
+            )
+        return Check("payloads", different == 0, detail, {"different": different})
+    before, now = row.found.get("before", {}), move.store.checksum(hear)
+    found = {"before": before.get("checksum"), "now": now.digest}
+    if now.digest == before.get("checksum"):
+        return Check("payloads", True, "All that is not the vector is as before the run.", found)
+    if move.store.capabilities.captures_writes or row.position.get("applied"):
+        detail = (
+            "Rows or columns changed since the run began, so that the rows cannot be compared "
+            f"with those before it. The run applied {row.position.get('applied', 0)} writes of "
+            "clients."
+        )
+        return Check("payloads", None, detail, found)
+    detail = (
+        "Rows changed since the run began, and this kind of store does not capture writes. Stop "
+        "the writes, and call `run` again."
+    )
+    return Check("payloads", False, detail, found)
+
+
+def check_sample(move: MigrationContext, held: Lease) -> Check:
+    """Compare new vectors of sampled rows with translations of their old ones.
+
+    Rows that the plan encodes again are left out.
+    """
+    page = move.store.sample(VERIFIED_ROWS)
+    mapped = move.maps.forward.map_rows(page.vectors)
+    chosen = choose_rows(held.row.plan, mapped)
+    ids = [each for each, encoded in zip(page.ids, chosen.tolist(), strict=True) if not encoded]
+    differing: Sequence[StoreId] = ids
+    for look in range(MAX_LOOKS):
+        differing = find_different(move, differing)
+        if not differing:
+            break
+        if look + 1 < MAX_LOOKS:
+            drain_held(move, held)
+    found = {"rows": len(ids), "different": len(differing), "first": list(differing[:20])}
+    if differing:
+        detail = f"{len(differing)} of {len(ids)} rows have another new vector than the maps give."
+        return Check("sample", False, detail, found)
+    return Check("sample", True, "The new vectors are those that the maps give.", found)
+
+
+def find_different(move: MigrationContext, ids: Sequence[StoreId]) -> list[StoreId]:
+    """Return the rows whose vectors are no translations of each other in either direction."""
+    old, new = move.store.fetch(ids), move.migration.read(ids)
+    place = {each: number for number, each in enumerate(new.ids)}
+    forward = move.maps.forward.map_rows(old.vectors)
+    paired = [number for number, each in enumerate(old.ids) if each in place]
+    partners = [place[old.ids[number]] for number in paired]
+    same = forward.undirected.copy()
+    found, expected = new.vectors[partners], forward.vectors[paired]
+    same[paired] |= _cosines(found, expected) >= EQUAL_COSINE
+    # A row that a client wrote after the cutover was translated back.
+    back = move.maps.backward.map_rows(found).vectors
+    same[paired] |= _cosines(old.vectors[paired], back) >= EQUAL_COSINE
+    return [each for number, each in enumerate(old.ids) if not same[number]]
+
+
+def check_index(move: MigrationContext, least: float, report: Any) -> Check:
+    """Measure recall@10 of both indexes against exact searches of the same side.
+
+    The new index must find `least`, or lose at most EQUAL_RECALL against the old one.
+    The queries are the vectors of sampled rows on each side, as many as VERIFY_INDEX_S allows; a
+    row does not count as its own result.
+    """
+    page = move.store.sample(VERIFY_QUERIES, seed=1)
+    new = move.migration.read(page.ids)
+    found: dict[str, Any] = {"k": VERIFY_K, "least": least}
+    try:
+        before = measure_recall(move, page.ids, page.vectors, "old", report)
+        found |= {"before": _mean(before), "queries_before": len(before)}
+        recalls = measure_recall(move, new.ids, new.vectors, "new", report)
+        found |= {"after": _mean(recalls), "queries_after": len(recalls)}
+    except StoreUnsupported as error:
+        return Check("index", None, f"The index cannot be measured. {error.detail}", found)
+    after = found["after"]
+    if after is None:
+        return Check("index", None, "The store has no rows to search for.", found)
+    detail = f"The index finds {after:.3f} of the ten nearest rows"
+    if after >= least:
+        return Check("index", True, f"{detail}.", found)
+    before = found["before"]
+    if before is not None and after >= before - EQUAL_RECALL:
+        return Check("index", True, f"{detail}, and the old index {before:.3f}.", found)
+    detail += f", below {least:.3f}. Raise its settings for searches, or build it anew."
+    return Check("index", False, detail, found)
+
+
+def measure_recall(
+    move: MigrationContext, ids: Sequence[StoreId], queries: StoreVectors, side: Side, report: Any
+) -> list[float]:
+    """Return the recall@10 of the index of one side, by query.
+
+    Scores are computed from the vectors of the results: those of a quantised index are rough.
+    """
+    if not move.store.capabilities.exact_search:
+        raise StoreUnsupported("The store has no exact searches to compare with.")
+    metric = move.store.facts().metric
+    recalls: list[float] = []
+    ends = time.monotonic() + VERIFY_INDEX_S
+    for start in range(0, len(ids), QUERIES_AT_ONCE):
+        if start and time.monotonic() >= ends:
+            break
+        report(f"index of the {side} vectors")
+        part = queries[start : start + QUERIES_AT_ONCE]
+        exact = move.store.search(Search(part, VERIFY_K + 1, side=side, exact=True, vectors=True))
+        approximate = move.store.search(Search(part, VERIFY_K + 1, side=side, vectors=True))
+        for own, query, right, result in zip(
+            ids[start : start + QUERIES_AT_ONCE], part, exact, approximate, strict=True
+        ):
+            nearest = _scores(query, right, own, metric)
+            if len(nearest) == 0 or not query.any():  # a query without a direction
+                continue
+            limit = nearest.min() - EQUAL_SCORES * max(1.0, abs(nearest.min()))
+            recalls.append(
+                float((_scores(query, result, own, metric) >= limit).sum()) / len(nearest)
+            )
+    return recalls
+
+
+def _scores(query: StoreVectors, hits: Hits, own: StoreId, metric: Metric) -> StoreVectors:
+    """Return the scores of the first results that are not the query's own row."""
+    kept = [number for number, each in enumerate(hits.ids) if each != own][:VERIFY_K]
+    assert hits.vectors is not None
+    rows = hits.vectors[kept]
+    if metric == "cosine":
+        return _cosines(np.broadcast_to(query, rows.shape), rows)
+    if metric == "dot":
+        return np.asarray(rows @ query)
+    return np.asarray(-np.linalg.norm(rows - query, axis=1))
+
+
+def _mean(recalls: Sequence[float]) -> float | None:
+    return round(float(np.mean(recalls)), 4) if recalls else None
+
+
+def _cosines(x: StoreVectors, y: StoreVectors) -> StoreVectors:
+    lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    dots = np.einsum("nd,nd->n", x, y, dtype=np.float64)
+    return np.asarray(dots / np.maximum(lengths, 1e-30), dtype=np.float32)

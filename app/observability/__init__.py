@@ -1,1 +1,0 @@
-"""Logs, Prometheus metrics and OpenTelemetry traces."""

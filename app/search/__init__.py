@@ -1,0 +1,1 @@
+"""Searches of a store by a new encoder, and advice about it."""

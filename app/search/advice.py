@@ -1,0 +1,256 @@
+"""Advises what to do with an index after a change of encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import prod
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from app.context import Services
+from app.db import resources
+from app.errors import InvalidRequest, blaming
+from app.jobs import queries as jobs
+from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
+from app.maths.relevance.advice import (
+    ADVISED_OPTIONS,
+    FEWEST_QUERIES,
+    UNIT_COSTS,
+    AdvisedOption,
+    GainOverKeep,
+    IndexFacts,
+    MeasuredOption,
+    rank_options,
+)
+from app.maths.relevance.options import NATIVE_COUNT
+from app.request_context import RequestContext
+from app.search.compare import comparison_of
+from app.search.native import embeds_texts
+from app.search.rescoring import default_weight_of
+from app.translate import estimate as translator_reports
+from app.translate import fit as translators
+from app.translate import service as apply
+from app.translate.service import Translation
+from app.types import EncoderKind, JobKind, JobState
+
+#: warnings that speak against any translation by these anchors
+UNRELIABLE = frozenset({"useless-anchors", "foreign-anchors", "few-anchors", "made-pairs"})
+
+Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+
+
+class AdviceFacts(BaseModel):
+    """What a client knows of an index. Null means unknown."""
+
+    evaluation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
+        None,
+        description="Id of a finished job of `POST /evaluate` with judgements, of the same "
+        "translator.",
+    )
+    corpus_size: Annotated[int, Field(ge=1, lt=2**53)] | None = Field(
+        None,
+        description="Number of items in the store. Default: the `store_size` of the source's "
+        "sample, if it has one.",
+    )
+    old_encoder_runs: bool | None = Field(
+        None,
+        description="Whether the old encoder still encodes queries. "
+        "Null: yes if the service runs it, otherwise unknown.",
+    )
+    text_exists: bool | None = Field(
+        None, description="Whether the items can be encoded again. Null: unknown."
+    )
+    tokens_per_item: Rate | None = Field(None, description="Mean number of tokens of an item.")
+    price_per_million_tokens: Amount | None = Field(
+        None, description="Price of encoding a million tokens with the new encoder."
+    )
+    price_per_million_writes: Amount = Field(
+        0, description="Price of a million writes to the store. Default: they are free."
+    )
+    items_per_second: Rate | None = Field(
+        None, description="Items that the new encoder encodes in a second."
+    )
+
+
+def advise(
+    services: Services,
+    context: RequestContext,
+    request: translators.FitRequest,
+    known: AdviceFacts,
+    *,
+    newest: bool = False,
+) -> dict[str, Any]:
+    """Return the options, best first, and what they rest on, as JSON.
+
+    newest  take the newest evaluation of the pair; one of an earlier translator does not count
+
+    Raises the not-found, option and vector errors, JobNotFound, InvalidRequest and
+    Overloaded.
+    """
+    if request.source == request.target:
+        raise InvalidRequest(
+            "`source` and `target` are one encoder, so there is nothing to change. Name two.",
+            field="target",
+        )
+    # A minimum forbids to serve a bad translator, not to ask what to do about it.
+    served = apply.prepare_map(services, context, Translation(request, enforces=False))
+    assert served.id is not None
+    assert served.pair is not None
+    source, target = served.pair
+    evaluation, judged = _find_evaluation(
+        services, context, request, known.evaluation, served.id, newest=newest
+    )
+    queries = judged["queries"]
+    runs, size = known.old_encoder_runs, known.corpus_size or source.store_size
+    if runs is None and source.encoder.kind != EncoderKind.external:
+        runs = True
+    # Old scores count in native ones, unless the old encoder is gone.
+    fuses = "native-fuse" in judged["results"] if runs is None else runs
+    found: dict[AdvisedOption, str] = {name: name for name in ADVISED_OPTIONS}
+    found["native"] = "native-fuse" if fuses else "native-cascade"
+    compared = comparison_of(source.encoder, target.encoder) if runs is not False else None
+    ranked = rank_options(
+        IndexFacts(
+            source.anchor_set.size,
+            reliable=not UNRELIABLE & {each.code for each in served.warnings},
+            old_encoder_runs=runs,
+            text_exists=known.text_exists,
+            new_encoder_runs=embeds_texts(target.encoder),
+            difference=compared["difference"] if compared else None,
+            half_width=compared["difference"] - compared["interval"][0] if compared else 0.0,
+        ),
+        {
+            name: _measured(judged["results"][option])
+            for name, option in found.items()
+            if option in judged["results"]
+        },
+        queries,
+        {name: judged["missing"].get(option, ()) for name, option in found.items()},
+    )
+    old, new = source.encoder.name, target.encoder.name
+    if queries >= FEWEST_QUERIES:
+        basis, hinge = "judgements", f"The order rests on {queries} judged queries."
+    elif compared is not None:
+        low, high = compared["interval"]
+        basis = "comparison"
+        hinge = (
+            f"On {compared['texts']} texts, the MRR of {new!r} less that of {old!r} is "
+            f"{compared['difference']:+.3f} (95 % interval {low:+.3f} to {high:+.3f}), and judged "
+            "queries tell more: POST /evaluate."
+        )
+    elif runs is False:
+        again = " its items cannot be encoded again," if known.text_exists is False else ""
+        basis = "fidelity"
+        hinge = (
+            f"{old!r} no longer encodes queries,{again} and judged queries tell what another "
+            "option finds: POST /evaluate."
+        )
+    else:
+        basis = "fidelity"
+        hinge = (
+            f"Whether {new!r} or {old!r} is better for this corpus is not known: POST /compare "
+            "estimates it where the service runs both, and POST /evaluate tells by judged queries."
+        )
+    best = ranked[0]
+    row = translators.find_with_report(
+        services, context.project, served.id, between=(source.id, target.id)
+    )
+    index = request.index
+    if index is None and size is not None:  # a corpus may exceed what can be estimated
+        index = min(max(size, SMALLEST_INDEX), LARGEST_INDEX)
+    weight = (judged["fuse"] or {}).get("weight")
+    return {
+        "advice": best.name,
+        "summary": f"The best possible option is {best.name} (certainty: {best.certainty}). "
+        + hinge,
+        "basis": basis,
+        "comparison": compared,
+        "options": [{**asdict(each), **_costs(each.name, known, size)} for each in ranked],
+        "queries": queries,
+        "evaluation": evaluation,
+        "fuse_weight": default_weight_of(services, source, target)[0] if weight is None else weight,
+        "fidelity": translator_reports.estimate_for(row.report or {}, index),
+        "translator": served.id,
+        "method": str(served.method),
+        "warnings": [each._asdict() for each in served.warnings],
+    }
+
+
+def _find_evaluation(
+    services: Services,
+    context: RequestContext,
+    request: translators.FitRequest,
+    job_id: str | None,
+    translator: str,
+    *,
+    newest: bool,
+) -> tuple[str | None, Mapping[str, Any]]:
+    """Return the job of an evaluation of judged queries, and its result; None, and one without a
+    query, if there is none.
+    """
+    pair = {name: getattr(request, name) for name in ("source", "target", "anchor_set")}
+    with blaming("evaluation", always=True), services.db.transaction() as session:
+        if newest:
+            job_id = jobs.newest_judged(session, context.project, **pair)
+        job = None if job_id is None else resources.job(session, context.project, job_id)
+    if job is not None:
+        result = job.result or {}
+        if (
+            job.kind == JobKind.evaluate
+            and job.state == JobState.succeeded
+            and "results" in result
+            and pair.items() <= result.items()
+            and result["translator"] in (None, translator)
+        ):
+            return job_id, result
+        if not newest:
+            raise InvalidRequest(
+                f"The job is no finished evaluation of judgements by translator {translator}, "
+                "which this request fits. Name the encoders, anchor set, method and options of "
+                "the evaluation; if the anchors changed or it had no judgements, send these to "
+                "POST /evaluate with `Prefer: respond-async`, and wait for the job.",
+                field="evaluation",
+            )
+    return None, {"results": {}, "queries": 0, "fuse": None, "missing": {}}
+
+
+def _measured(result: Mapping[str, Any]) -> MeasuredOption:
+    over = result["over_keep"]
+    gain = over and GainOverKeep(over["ndcg_10"], *over["intervals"]["ndcg_10"])
+    return MeasuredOption(result["ndcg_10"], gain)
+
+
+def _costs(name: AdvisedOption, known: AdviceFacts, size: int | None) -> dict[str, float | None]:
+    """Return what an option costs once, and for each query; None: not known."""
+
+    def times(count: int, *factors: float | None) -> float | None:
+        """The product; 0 for a count of 0, even if a factor is not known."""
+        numbers = [each for each in factors if each is not None]
+        if count == 0:
+            return 0
+        return count * prod(numbers) if len(numbers) == len(factors) else None
+
+    writes, encodings, per_query = UNIT_COSTS[name]
+    texts = NATIVE_COUNT if name == "native" else 0
+    price = known.price_per_million_tokens
+    token = known.tokens_per_item, None if price is None else price / 1e6
+    bills = [
+        times(writes, size, known.price_per_million_writes / 1e6),
+        times(encodings, size, *token),
+    ]
+    per_item = None if known.items_per_second is None else 1 / known.items_per_second
+    return {
+        "writes": times(writes, size),
+        "encodings": times(encodings, size),
+        "encodings_per_query": per_query
+        - texts
+        - (bool(texts) and known.old_encoder_runs is False),
+        "texts_per_query": float(texts),
+        # the time of writes without encodings depends on the store
+        "seconds": times(writes, size, per_item if encodings else None),
+        "price": None if None in bills else sum(each or 0.0 for each in bills),
+        "price_per_thousand_queries": times(1_000 * texts, *token),
+    }

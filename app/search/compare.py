@@ -1,0 +1,247 @@
+"""Compares encoders on texts, without judgements, and remembers the result for each pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, permutations
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from torch import Tensor
+
+from app.anchors.embedding import read_inputs, write_inputs
+from app.anchors.from_store import STORE_READ_S, require_text_field
+from app.context import Services
+from app.db import resources, tables
+from app.encoders.encoding import Inputs, encode
+from app.errors import Conflict, InvalidRequest
+from app.jobs.progress import Progress
+from app.jobs.submission import submit_job
+from app.jobs.worker import JobResult
+from app.maths.quality.learning_curve import IntervalEstimate
+from app.maths.relevance.cloze import (
+    FEWEST_TEXTS,
+    MIN_WORDS,
+    USUAL_TEXTS,
+    cut_windows,
+    mean_interval,
+    reciprocal_ranks,
+)
+from app.request_context import RequestContext
+from app.search.native import embeds_texts
+from app.types import InputRole, JobKind
+
+#: rows of a store that are read for each text, because some are short
+SAMPLED_PER_TEXT = 3
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Encoders to compare on texts: those of a store, or `inputs`.
+
+    texts  most texts to compare on
+    """
+
+    encoders: list[str]
+    store: str | None = None
+    texts: int = USUAL_TEXTS
+
+
+def compare_later(
+    services: Services,
+    context: RequestContext,
+    request: Comparison,
+    inputs: Sequence[str] | None = None,
+) -> tables.JobRow:
+    """Check the request, and queue a job.
+
+    Raises the not-found errors, InvalidRequest, StoreUnsupported, StorageUnavailable, TooManyJobs,
+    QueueFull.
+    """
+    _check(services, context.project, request)
+    arguments: dict[str, Any] = asdict(request)
+    if inputs is not None:
+        pairs = _cut(services, inputs, request.texts, field="inputs")
+        pieces = Inputs([piece for pair in pairs for piece in pair])
+        arguments["blobs"] = {"pieces": write_inputs(services, pieces)}
+    return submit_job(services, context, JobKind.compare, arguments)
+
+
+def run_compare(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job. Raises as `compare`."""
+    arguments, context = dict(job.arguments), RequestContext.of_job(job)
+    blobs = arguments.pop("blobs", None)
+    pairs = None
+    if blobs is not None:
+        pieces = [
+            str(each) for each in read_inputs(services, blobs["pieces"], of="this job").values
+        ]
+        pairs = list(zip(pieces[::2], pieces[1::2], strict=True))
+    return compare(services, context, Comparison(**arguments), pairs, progress)
+
+
+def compare(
+    services: Services,
+    context: RequestContext,
+    request: Comparison,
+    pairs: Sequence[tuple[str, str]] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> JobResult:
+    """Compare the encoders. The result's `write` remembers it.
+
+    pairs  windows and rests of texts; None: of the store's
+
+    Raises the errors of the store, those of `encode`, and as `compare_later`; `write` raises
+    Conflict.
+    """
+    store, encoders = _check(services, context.project, request)
+    if pairs is None:
+        assert store is not None
+        count = request.texts * SAMPLED_PER_TEXT
+        texts = services.stores.wait(
+            store,
+            lambda opened: opened.texts(opened.sample(count, seed=0).ids),
+            within_s=STORE_READ_S,
+        )
+        pairs = _cut(services, [each or "" for each in texts], request.texts, field="store")
+    ranks: dict[str, Tensor] = {}
+    total = 2 * len(pairs) * len(encoders)
+    for encoder in encoders:
+        sides = []
+        for side, role in enumerate((InputRole.query, InputRole.document)):
+            before = len(pairs) * (2 * len(ranks) + side)
+            made = encode(
+                services,
+                context,
+                encoder,
+                [each[side] for each in pairs],
+                role=role,
+                on_progress=lambda done, before=before: progress(before + done, total),  # type: ignore[misc]
+            )
+            sides.append(made.vectors)
+        with services.evaluating(context.project):
+            ranks[encoder.name] = reciprocal_ranks(sides[0], sides[1])
+    means = {name: mean_interval(each) for name, each in ranks.items()}
+    differences = {
+        (source, target): mean_interval(ranks[target] - ranks[source])
+        for source, target in permutations(ranks, 2)
+    }
+    listed = sorted(means.items(), key=lambda item: -item[1].value)
+    result = {
+        "store": request.store,
+        "texts": len(pairs),
+        "encoders": [
+            {"encoder": name, "mrr": mean.value, "interval": [mean.low, mean.high]}
+            for name, mean in listed
+        ],
+        "pairs": [_describe(*pair, differences[pair]) for pair in combinations(ranks, 2)],
+    }
+
+    texts_compared = len(pairs)
+
+    def write(session: Session) -> None:
+        _remember(session, encoders, request, texts_compared, means, differences)
+
+    return JobResult(result, write=write)
+
+
+def comparison_of(source: tables.EncoderRow, target: tables.EncoderRow) -> dict[str, Any] | None:
+    """Return the newest comparison of the target with the source; None without one.
+
+    It has `mrr` of the source and the target, their `difference` with its `interval`, the number
+    of `texts`, and the `store` that they came from.
+    """
+    found: dict[str, Any] | None = (target.comparisons or {}).get(source.id)
+    return found
+
+
+def difference_of(source: tables.EncoderRow, target: tables.EncoderRow) -> float | None:
+    """Return the target's MRR less the source's, by the newest comparison; None without one."""
+    found = comparison_of(source, target)
+    return None if found is None else float(found["difference"])
+
+
+def _check(
+    services: Services, project: str, request: Comparison
+) -> tuple[tables.StoreRow | None, list[tables.EncoderRow]]:
+    """Return the store and the encoders."""
+    if len(set(request.encoders)) < len(request.encoders):
+        raise InvalidRequest("`encoders` names one twice. Name different ones.", field="encoders")
+    store = None
+    with services.db.transaction() as session:
+        if request.store is not None:
+            store = resources.by_name(
+                session, tables.StoreRow, project, request.store, field="store"
+            )
+        encoders = [
+            resources.by_name(session, tables.EncoderRow, project, each, field="encoders")
+            for each in request.encoders
+        ]
+    if store is not None:
+        require_text_field(store, otherwise=", or send `inputs`")
+    for encoder in encoders:
+        if not embeds_texts(encoder):
+            raise InvalidRequest(
+                f"The service cannot embed texts with the encoder {encoder.name!r}. Leave it out, "
+                "or register it with its model or its URL.",
+                field="encoders",
+            )
+    return store, encoders
+
+
+def _cut(
+    services: Services, texts: Sequence[str], count: int, *, field: str
+) -> list[tuple[str, str]]:
+    """Return windows and rests. Raises InvalidRequest for too few texts that are long enough."""
+    most = services.limits.input_characters
+    pairs = cut_windows([each[:most] for each in texts], count)
+    if len(pairs) < FEWEST_TEXTS:
+        where = "sampled rows" if field == "store" else "texts"
+        raise InvalidRequest(
+            f"Of {len(texts)} {where}, {len(pairs)} are different and have {MIN_WORDS} words or "
+            f"more, separated by spaces. The comparison needs {FEWEST_TEXTS}. Send more or longer "
+            "texts as `inputs`, or compare the encoders by judgements: POST /evaluate.",
+            field=field,
+        )
+    return pairs
+
+
+def _describe(source: str, target: str, difference: IntervalEstimate) -> dict[str, Any]:
+    verdict = "better" if difference.low > 0 else "worse" if difference.high < 0 else "undecided"
+    return {
+        "source": source,
+        "target": target,
+        "difference": difference.value,
+        "interval": [difference.low, difference.high],
+        "verdict": verdict,
+    }
+
+
+def _remember(
+    session: Session,
+    encoders: Sequence[tables.EncoderRow],
+    request: Comparison,
+    texts: int,
+    means: Mapping[str, IntervalEstimate],
+    differences: Mapping[tuple[str, str], IntervalEstimate],
+) -> None:
+    """Write each pair's comparison to the row of its target. Raises Conflict if one is gone."""
+    ids = sorted(each.id for each in encoders)
+    query = select(tables.EncoderRow).where(tables.EncoderRow.id.in_(ids))
+    # In the order of ids, and locked: another comparison may write the same rows.
+    found = session.scalars(query.order_by(tables.EncoderRow.id).with_for_update()).all()
+    if len(found) < len(ids):
+        raise Conflict("An encoder was deleted during the comparison. Compare again.")
+    rows = {row.name: row for row in found}
+    for (source, target), difference in differences.items():
+        row = rows[target]
+        compared = {
+            "mrr": [means[source].value, means[target].value],
+            "difference": difference.value,
+            "interval": [difference.low, difference.high],
+            "texts": texts,
+            "store": request.store,
+        }
+        row.comparisons = {**(row.comparisons or {}), rows[source].id: compared}

@@ -1,1 +1,0 @@
-"""The use cases of the API, the workers and the command line, without HTTP."""

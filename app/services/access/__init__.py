@@ -1,1 +1,0 @@
-"""API keys and the audit log."""

@@ -1,1 +1,0 @@
-"""Anchor sets: their embeddings, reports, pools and bootstraps."""

@@ -1,1 +1,0 @@
-"""Translates Parquet files that no request could hold, on one machine or on a Ray cluster."""

@@ -1,1 +1,0 @@
-"""Encoders: registering, checking and running them."""

@@ -1,1 +1,0 @@
-"""Heads, and their answers to another encoder's vectors."""

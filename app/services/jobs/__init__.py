@@ -1,1 +1,0 @@
-"""Jobs: submitting, running and leasing them."""

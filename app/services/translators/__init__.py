@@ -1,1 +1,0 @@
-"""Translators: fitting, reports, evaluation and thresholds."""

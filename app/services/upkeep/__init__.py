@@ -1,1 +1,0 @@
-"""Retention, blob sweeps, cache codecs and database metrics."""

@@ -1,1 +1,0 @@
-"""What outlives the process: rows, blobs and cache."""

@@ -1,1 +1,0 @@
-"""SQL queries, as functions that take a session."""

@@ -1,0 +1,90 @@
+"""Queries of stores, and of the migrations that hold them."""
+
+from __future__ import annotations
+
+from sqlalchemy import and_, select
+from sqlalchemy.orm import Session, aliased
+
+from app.db.resources import by_name
+from app.db.tables import AnchorSetRow, EncoderRow, MigrationRow, StoreRow
+
+
+def active_migration(session: Session, store_row: StoreRow) -> MigrationRow | None:
+    """Return the migration whose traces are in the store, or None."""
+    return session.scalar(
+        select(MigrationRow).where(
+            MigrationRow.store_id == store_row.id, MigrationRow.ended_at.is_(None)
+        )
+    )
+
+
+def moving_store(session: Session, project: str, name: str) -> tuple[StoreRow, MigrationRow | None]:
+    """Return a store and its active migration, if it has one."""
+    row = by_name(session, StoreRow, project, name)
+    return row, active_migration(session, row)
+
+
+def searched_store(
+    session: Session, project: str, name: str, target: str
+) -> tuple[StoreRow, MigrationRow | None, EncoderRow]:
+    """Return a store, its active migration, and the encoder `target`, by one statement."""
+    owns = and_(MigrationRow.store_id == StoreRow.id, MigrationRow.ended_at.is_(None))
+    encoder = aliased(EncoderRow)
+    named = and_(encoder.project == StoreRow.project, encoder.name == target)
+    found = session.execute(
+        select(StoreRow, MigrationRow, encoder)
+        .outerjoin(MigrationRow, owns)
+        .outerjoin(encoder, named)
+        .where(StoreRow.project == project, StoreRow.name == name)
+    ).first()
+    if found is not None and found[2] is not None:
+        return found[0], found[1], found[2]
+    row = by_name(session, StoreRow, project, name)
+    encoder_row = by_name(session, EncoderRow, project, target, field="target")
+    return row, active_migration(session, row), encoder_row
+
+
+def same_collection(session: Session, store_row: StoreRow) -> list[tuple[StoreRow, MigrationRow]]:
+    """Return other stores of this kind and collection, of all projects, with their active
+    migrations. Their addresses may differ.
+    """
+    found = session.execute(
+        select(StoreRow, MigrationRow)
+        .join(MigrationRow, MigrationRow.store_id == StoreRow.id)
+        .where(
+            StoreRow.id != store_row.id,
+            StoreRow.kind == store_row.kind,
+            StoreRow.collection == store_row.collection,
+            MigrationRow.ended_at.is_(None),
+        )
+    )
+    return [(store_found, migration) for store_found, migration in found]
+
+
+def stores_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
+    """Return what uses an encoder: 'store a', 'a migration of store b', an ended one too."""
+    names = session.scalars(
+        select(StoreRow.name).where(StoreRow.encoder_id == encoder.id).order_by(StoreRow.name)
+    ).all()
+    moved = session.scalars(
+        select(StoreRow.name)
+        .join(MigrationRow, MigrationRow.store_id == StoreRow.id)
+        .where(MigrationRow.target_id == encoder.id)
+        .distinct()
+        .order_by(StoreRow.name)
+    ).all()
+    return [f"store {name!r}" for name in names] + [
+        f"a migration of store {name!r}" for name in moved if name not in names
+    ]
+
+
+def stores_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]:
+    """Return the migrations that use a set, as 'a migration of store b'."""
+    names = session.scalars(
+        select(StoreRow.name)
+        .join(MigrationRow, MigrationRow.store_id == StoreRow.id)
+        .where(MigrationRow.anchor_set_id == anchor_set.id)
+        .distinct()
+        .order_by(StoreRow.name)
+    ).all()
+    return [f"a migration of store {name!r}" for name in names]

@@ -1,0 +1,310 @@
+"""Connects, describes and deletes stores: collections of somebody's vector database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from anyio import to_thread
+
+from app.access.audit import record_audit
+from app.access.name_lookup import refuse_in_use
+from app.anchors import spaces
+from app.context import Services
+from app.db import resources, tables
+from app.errors import (
+    AddressNotListed,
+    DimensionMismatch,
+    InvalidRequest,
+    StoreChanged,
+    StoreUnsupported,
+)
+from app.maths.anchors.space_match import LEAST_SHARE, UNUSUAL_SHARE, SpaceMatch, match_space
+from app.request_context import RequestContext
+from app.search import queries as native_vectors
+from app.search.queries import StoreRowId
+from app.stores import queries as store_queries
+from app.stores.handles import STORE_ANSWER_S, find_address
+from app.stores.port import Capabilities, Store, StoreFacts, StoreId, StoreVectors
+from app.stores.registry import CONNECTORS, require_known_options
+from app.stores.text_templates import parse_template
+
+#: rows of a store that are compared
+CHECKED_ROWS = 256
+
+#: kinds whose collection is a name inside the database, which the connector quotes
+NAMED_COLLECTIONS = ("pgvector", "sqlite-vec")
+
+
+@dataclass(frozen=True)
+class StoreDefinition:
+    """A store as a client describes it. `address` is the name of an operator's entry."""
+
+    name: str
+    kind: str
+    address: str
+    collection: str
+    encoder: str
+    vector_field: str | None = None
+    id_field: str | None = None
+    text_field: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+Answer = TypeVar("Answer")
+
+_StoreContents = tuple[StoreFacts, Capabilities, StoreVectors, Sequence[StoreId]]
+
+#: ids of foreign rows that an answer names
+MAX_FOREIGN_IDS = 20
+
+
+@dataclass(frozen=True)
+class StoreReport:
+    """A store as it is now.
+
+    space    the encoder that its vectors look like
+    foreign  ids of sampled rows that do not look like the store's encoder
+    """
+
+    row: tables.StoreRow
+    facts: StoreFacts
+    capabilities: Capabilities
+    space: SpaceMatch
+    foreign: list[StoreId]
+
+
+def create_store(
+    services: Services, context: RequestContext, definition: StoreDefinition
+) -> StoreReport:
+    """Connect a store, read its facts, compare its vectors with the anchors, and add its row.
+
+    Raises NameTaken, EncoderNotFound, AddressNotListed, InvalidRequest, InvalidOption,
+    DimensionMismatch, StoreUnsupported, and the errors of `call_row`.
+    """
+    _check_collection(definition)
+    parse_template(definition.text_field or "")
+    require_known_options(definition.kind, definition.options, definition.id_field)
+    find_address(services.stores.addresses, definition.address, context.project)
+    with services.db.transaction() as session:
+        resources.require_free(session, tables.StoreRow, context.project, definition.name)
+        encoder = resources.by_name(
+            session, tables.EncoderRow, context.project, definition.encoder, field="encoder"
+        )
+    row = _row(context.project, definition, encoder)
+    try:
+        has_texts = definition.text_field is not None
+        found = call_row(services, row, lambda store: _read(store, texts=has_texts))
+        report = _report(services, row, found)
+        _require_dim(report.facts.dim, row)
+    except StoreChanged as error:  # of the request: the store was never seen before
+        services.stores.forget(services.stores.location(row))
+        raise StoreUnsupported(
+            f"The address {row.address!r} has no collection {row.collection!r} of kind "
+            f"{row.kind!r} that can be read. Correct `collection`, or `address`. The store says: "
+            f"{error.detail}",
+            field=error.field or "collection",
+        ) from None
+    except Exception:
+        services.stores.forget(services.stores.location(row))
+        raise
+    _remember_field(services, row, report.facts)
+    with services.db.transaction() as session:
+        resources.require_free(session, tables.StoreRow, context.project, definition.name)
+        # The encoder may have been deleted while the store was read.
+        row.encoder = resources.by_name(
+            session, tables.EncoderRow, context.project, definition.encoder, field="encoder"
+        )
+        row.encoder_id = row.encoder.id
+        _require_dim(report.facts.dim, row)
+        session.add(row)
+        record_audit(session, context, "create", "store", row.name)
+    return report
+
+
+async def look_at_store(services: Services, project: str, name: str) -> StoreReport:
+    """Read a store's facts and a sample, and compare the sample with the anchors.
+
+    No thread that answers requests waits for the store. Raises StoreNotFound, and the errors of
+    `StoreHandles.ask`.
+    """
+    row = await to_thread.run_sync(find_store, services, project, name)
+    found = await services.stores.ask(row, _read)
+    return await to_thread.run_sync(_report, services, row, found)
+
+
+def examine_store(services: Services, row: tables.StoreRow) -> StoreReport:
+    """Do the same in this thread. Raises the errors of `call_row`."""
+    return _report(services, row, call_row(services, row, _read))
+
+
+def _read(store: Store, *, texts: bool = False) -> _StoreContents:
+    """Read a store. Raises StoreUnsupported if `texts` are required, and none is found."""
+    facts, sample = store.facts(), store.sample(CHECKED_ROWS)
+    if texts:
+        _require_texts(store, sample.ids)
+    return facts, store.capabilities, sample.vectors, sample.ids
+
+
+def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
+    """Raises StoreUnsupported if no sampled row has a text in the store's `text_field`."""
+    if len(ids) and not any(isinstance(each, str) for each in store.texts(ids)):
+        raise StoreUnsupported(
+            f"None of {len(ids)} sampled rows has text in `{store.location.text_field}`. Name the "
+            "field that holds the text in `text_field`, or leave it out.",
+            field="text_field",
+        )
+
+
+def _report(services: Services, row: tables.StoreRow, found: _StoreContents) -> StoreReport:
+    facts, capabilities, vectors, ids = found
+    space = check_space(services, row.encoder, vectors)
+    return StoreReport(row, facts, capabilities, space, foreign_ids(space, ids))
+
+
+def describe_mixture(space: SpaceMatch, foreign: Sequence[StoreId], encoder: str) -> str | None:
+    """Return which of the sampled rows do not look like the store's encoder; None if too few to
+    matter.
+    """
+    kinds = [
+        f"{each.share:.1%} look like {each.encoder!r}"
+        for each in space.encoders
+        if space.verdict == "mixed" and each.encoder != encoder and each.share >= LEAST_SHARE
+    ]
+    if foreign and space.unlike >= UNUSUAL_SHARE:
+        kinds.append(f"{space.unlike:.0%} look like no encoder with anchors")
+    if not kinds:
+        return None
+    named = ", ".join(repr(each) for each in foreign[:3])
+    return (
+        f"Of {space.rows} sampled rows, {' and '.join(kinds)}, and not like {encoder!r}: the rows "
+        f"{named}, for example. The store mixes models, or its model changed under its name"
+    )
+
+
+def foreign_ids(space: SpaceMatch, ids: Sequence[StoreId]) -> list[StoreId]:
+    """Return ids of the sampled rows that do not look like the store's encoder."""
+    return [ids[row] for row in space.foreign[:MAX_FOREIGN_IDS]]
+
+
+def check_space(
+    services: Services, encoder: tables.EncoderRow, vectors: StoreVectors
+) -> SpaceMatch:
+    """Find the registered encoder that a store's vectors (n, d) look most like.
+
+    encoder  the one that the store should hold; others of its identity are not compared
+    """
+    rows = torch.from_numpy(vectors)
+    rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)  # as zeros: left out
+    anchors = spaces.comparable_anchors(services, encoder, vectors.shape[1])
+    with services.evaluating(encoder.project):
+        return match_space(rows, anchors, encoder.name)
+
+
+def call_row(
+    services: Services,
+    row: tables.StoreRow,
+    call: Callable[[Store], Answer],
+    *,
+    within_s: float = STORE_ANSWER_S,
+) -> Answer:
+    """Call a store, and wait in this thread; a few threads may."""
+    with services.calling_store():
+        return services.stores.wait(row, call, within_s=within_s)
+
+
+def find_store(services: Services, project: str, name: str) -> tables.StoreRow:
+    """Return the row of a store, without connecting. Raises StoreNotFound."""
+    with services.db.transaction() as session:
+        return resources.by_name(session, tables.StoreRow, project, name)
+
+
+def delete_store(services: Services, context: RequestContext, name: str) -> None:
+    """Forget a store and its ended migrations. Changes nothing in the store itself.
+
+    Raises StoreNotFound, and InUse until its migration has ended.
+    """
+    with services.db.transaction() as session:
+        row = resources.by_name(session, tables.StoreRow, context.project, name)
+        active = store_queries.active_migration(session, row)
+        users = [] if active is None else [f"migration {active.id} ({active.state})"]
+        refuse_in_use(f"store {name!r}", users, "Finish or abandon it first.")
+        native_vectors.delete_of_store(session, row.id)
+        session.delete(row)
+        record_audit(session, context, "delete", "store", name)
+    with suppress(AddressNotListed):
+        services.stores.forget(services.stores.location(row))
+
+
+def delete_native_vectors(
+    services: Services, context: RequestContext, name: str, row_id: str | None
+) -> int:
+    """Delete vectors of the texts of a store's rows, or of one row; return their number.
+
+    The copies in the memory of processes go too, at the latest with these processes.
+    Raises StoreNotFound.
+    """
+    with services.db.transaction() as session:
+        row = resources.by_name(session, tables.StoreRow, context.project, name)
+        record_audit(session, context, "delete", "native-vectors", name)
+        if row_id is None:
+            return native_vectors.delete_of_store(session, row.id)
+        ids: list[int | str] = [row_id]
+        with suppress(ValueError):
+            ids.append(int(row_id))
+        rows = {StoreRowId.of(row.id, each) for each in ids}
+        return sum(native_vectors.delete_of_store(session, *each) for each in rows)
+
+
+def _remember_field(services: Services, row: tables.StoreRow, facts: StoreFacts) -> None:
+    """Name the field of the vectors, so that a second one in the collection changes nothing."""
+    if row.options["vector_field"] is None and facts.vector_field is not None:
+        services.stores.forget(services.stores.location(row))
+        row.options = {**row.options, "vector_field": facts.vector_field}
+
+
+def _row(project: str, definition: StoreDefinition, encoder: tables.EncoderRow) -> tables.StoreRow:
+    options = {
+        "vector_field": definition.vector_field,
+        "id_field": definition.id_field,
+        "text_field": definition.text_field,
+        "options": dict(definition.options),
+    }
+    return tables.StoreRow(
+        project=project,
+        name=definition.name,
+        kind=definition.kind,
+        address=definition.address,
+        collection=definition.collection,
+        options=options,
+        encoder_id=encoder.id,
+        encoder=encoder,
+    )
+
+
+def _require_dim(dim: int, row: tables.StoreRow) -> None:
+    """Raises DimensionMismatch unless the store has the encoder's dimension."""
+    if dim != row.encoder.dim:
+        raise DimensionMismatch(
+            f"The collection {row.collection!r} has vectors of {dim} dimensions; the encoder "
+            f"{row.encoder.name!r} has {row.encoder.dim}. Name the encoder whose vectors the "
+            "store holds, or another vector field.",
+            field="encoder",
+        )
+
+
+def _check_collection(definition: StoreDefinition) -> None:
+    """Raises InvalidRequest for a collection that could lie outside the address."""
+    name = definition.collection
+    if definition.kind not in CONNECTORS or definition.kind in NAMED_COLLECTIONS:
+        return
+    parts = name.replace("\\", "/").split("/")
+    if name.startswith(("/", "\\", "~")) or ".." in parts or ":" in name or "%" in name:
+        raise InvalidRequest(
+            f"A collection of a store of kind {definition.kind!r} must lie below its address. "
+            "Send a relative path without `..`, `:` and `%`.",
+            field="collection",
+        )

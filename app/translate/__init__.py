@@ -1,0 +1,1 @@
+"""Translators: how they are fitted, applied and judged."""

@@ -1,0 +1,143 @@
+"""Measures a translator on held-out anchors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from app.anchors import made_pairs, spaces
+from app.anchors.samples import sample_of
+from app.context import Services
+from app.db import tables
+from app.maths.quality import crossfit
+from app.maths.quality.estimate import (
+    DEFAULT_INDEX,
+    SMALLEST_INDEX,
+    EstimateBasis,
+    estimate,
+    estimate_basis,
+    more_partitions,
+)
+from app.maths.quality.index_curves import IndexCurves, MeasuredCurve, measure_curves
+from app.maths.quality.learning_curve import learning_curve
+from app.translate import fit_anchors
+
+#: a report of another version is measured again
+REPORT_VERSION = 7
+
+#: numbers of items that every report estimates for, besides the store's
+USUAL_INDEXES = (1_000, 10_000, 100_000)
+
+
+def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, Any]:
+    """Return the report of a translator as JSON.
+
+    On made pairs nothing is measured, because that would flatter: the report has the stored
+    estimate of the alignment.
+    """
+    source, target = (
+        spaces.raw_anchors(services, row.source).double(),
+        spaces.raw_anchors(services, row.target).double(),
+    )
+    estimate = made_pairs.estimate_of(row.source.anchor_set)
+    if estimate is not None:
+        return {
+            **facts(row),
+            "anchors": len(source),
+            "distinct": None,
+            **_estimates_json(None, default_index(row)),
+            "alignment": estimate,
+            "source": _space_json(row.source, source),
+            "target": _space_json(row.target, target),
+        }
+    anchors = fit_anchors.stored_anchors(services, row)
+    x, y = anchors.of(source), anchors.of(target)
+    with services.fitting(row.project):
+        held = crossfit.hold_out(row.method, x, y, row.options)
+        split = crossfit.cut_into_folds(source, target, folds=None, seed=0)
+        basis = None
+        if held is not None:
+            partitions = more_partitions(held, row.method, x, y, row.options)
+            curves = measure_curves(partitions, y, sample_of(services, row.target))
+            basis = estimate_basis(curves, learning_curve(row.method, x, y, row.options))
+        return {
+            **facts(row),
+            "anchors": len(source),
+            "distinct": None if split is None else int(split[0].sum()),
+            **_estimates_json(basis, default_index(row)),
+            "source": _space_json(row.source, source),
+            "target": _space_json(row.target, target),
+        }
+
+
+def facts(row: tables.TranslatorRow) -> dict[str, Any]:
+    """Return the version of reports and what they know of the stores, as members of a report.
+
+    When one of them changes, the report is measured again.
+    """
+    store = [row.target.sample, row.target.store_size, row.source.store_size]
+    return {"version": REPORT_VERSION, "store": store}
+
+
+def default_index(row: tables.TranslatorRow) -> int:
+    """Return the number of items of the target's store, else of the source's, else a usual one."""
+    known = row.target.store_size or row.source.store_size or DEFAULT_INDEX
+    return max(SMALLEST_INDEX, known)
+
+
+def estimate_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any] | None:
+    """Return the report's estimate for an index of that many items, or None if it has no estimates.
+
+    Raises OutOfRange.
+    """
+    estimated: dict[str, Any] | None = report.get("estimate")
+    if estimated is None or index is None or index == estimated["index"]:
+        return estimated
+    stored = report["basis"]
+    curves = stored["curves"]
+    basis = EstimateBasis(
+        IndexCurves(
+            **{
+                **curves,
+                "tail": tuple(curves["tail"]),
+                "recall": MeasuredCurve(**curves["recall"]),
+                "mrr": MeasuredCurve(**curves["mrr"]),
+                "anchor_worth": tuple(curves["anchor_worth"]),
+            }
+        ),
+        stored["gains"],
+    )
+    return _estimate_json(basis, index)
+
+
+def _estimates_json(basis: EstimateBasis | None, index: int) -> dict[str, Any]:
+    """Return the estimate for the default index, those for usual ones, and what others need."""
+    if basis is None:
+        return {"estimate": None, "estimates": [], "basis": None}
+    return {
+        "estimate": _estimate_json(basis, index),
+        "estimates": [_estimate_json(basis, each) for each in sorted({*USUAL_INDEXES, index})],
+        "basis": asdict(basis),
+    }
+
+
+def _estimate_json(basis: EstimateBasis, index: int) -> dict[str, Any]:
+    estimated = estimate(basis, index)
+    return {
+        **vars(estimated),
+        "measures": {name: each._asdict() for name, each in estimated.measures.items()},
+    }
+
+
+def _space_json(space: tables.SpaceRow, anchors: Tensor) -> dict[str, Any]:
+    health = space.health
+    return {
+        "encoder": space.encoder.name,
+        "dim": anchors.shape[1],
+        "rank": health["rank"],
+        "condition": health["condition"],
+        "duplicates": health["duplicate_count"],
+    }

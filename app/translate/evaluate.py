@@ -1,0 +1,263 @@
+"""Evaluates a translation on a client's vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from app.anchors import spaces
+from app.context import Services
+from app.db import tables
+from app.encoders import incoming
+from app.errors import InvalidRequest, MissingField, blaming
+from app.jobs.progress import Progress
+from app.jobs.submission import submit_job
+from app.jobs.worker import JobResult
+from app.maths.quality import evaluation as maths
+from app.maths.quality import metrics
+from app.maths.quality.evaluation import CosineBlockFunction
+from app.maths.quality.metrics import bootstrap_interval
+from app.maths.translators.decoder import TranslatedRows
+from app.maths.translators.translator import Translator, apply
+from app.request_context import RequestContext
+from app.translate import fit as translators
+from app.types import JobKind
+
+#: most multiplications of an evaluation without a job: about a second of one core
+REQUEST_MULTIPLICATIONS = 2**33
+
+#: the cost of finding neighbours, per cosine
+MULTIPLICATIONS_PER_COSINE = 128
+
+#: fewest items: one item has no neighbours
+FEWEST_EVALUATED = 2
+
+#: the vectors that are measured as queries
+QUERY_KINDS = ("translated", "do_nothing", "native")
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationTask:
+    """A checked evaluation.
+
+    items  vectors (n, d_x) by the source, native (n, d_y) by the target of the same items, and,
+           unless `native` is the index to search, corpus (m, d_y) by the target
+    k      neighbours to compare
+    """
+
+    request: translators.FitRequest
+    items: Mapping[str, Tensor]
+    k: int
+    source: tables.SpaceRow
+    target: tables.SpaceRow
+
+    @property
+    def cosines(self) -> int:
+        """The number of cosines to compute."""
+        n, corpus = len(self.items["vectors"]), self.items.get("corpus")
+        rows = None if corpus is None else len(corpus)
+        return maths.cosine_count(len(QUERY_KINDS), n, rows)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the evaluation runs without a job."""
+        dim = max(self.source.encoder.dim, self.target.encoder.dim)
+        return (
+            self.cosines * (dim + MULTIPLICATIONS_PER_COSINE)
+            + 3 * self.source.anchor_set.size * dim * dim
+            <= REQUEST_MULTIPLICATIONS
+        )
+
+
+def check_evaluation(
+    services: Services,
+    project: str,
+    request: translators.FitRequest,
+    *,
+    vectors: Tensor | None,
+    native: Tensor | None,
+    corpus: Tensor | None,
+    k: int | None,
+) -> EvaluationTask:
+    """Check the request before anything is fitted.
+
+    k  neighbours to compare; None: 10, or fewer if there are fewer
+
+    Raises the not-found errors, AnchorsNotEmbedded, the option and vector errors, MissingField, and
+    InvalidRequest.
+    """
+    source, target = translators.find_pair(services, project, request)
+    if vectors is None or native is None:
+        field = "vectors" if vectors is None else "native"
+        raise MissingField(
+            "`vectors` and `native` belong together: row i of both is the same item. Send both, or "
+            "send `judgements`.",
+            field=field,
+        )
+    for name in ("min_quality", "index"):
+        if getattr(request, name):
+            raise InvalidRequest(f"`{name}` does not apply to /evaluate. Remove it.", field=name)
+    translators.check_options(request, anchors=source.anchor_set.size)
+    sent = {"vectors": (vectors, source), "native": (native, target), "corpus": (corpus, target)}
+    items = {
+        field: incoming.checked_vectors(
+            rows, field=field, limits=services.limits, dim=space.encoder.dim
+        )
+        for field, (rows, space) in sent.items()
+        if rows is not None
+    }
+    return EvaluationTask(request, items, _neighbours(items, k), source, target)
+
+
+def evaluate(
+    services: Services,
+    context: RequestContext,
+    task: EvaluationTask,
+    on_progress: Callable[[int, int], object] = lambda *_: None,
+) -> dict[str, Any]:
+    """Return the evaluation as JSON.
+
+    on_progress  called with the cosines that are done, and all
+
+    Runs on the CPU, so that requests and jobs return equal numbers. Raises the errors of
+    `translators.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
+    """
+    y = spaces.fitted_space(services, task.target)
+    request, items = task.request, task.items
+    about = {"source": request.source, "target": request.target, "anchor_set": request.anchor_set}
+    cosines = _report_cosines(on_progress, task.cosines)
+    fitted = translators.fit(services, context, task.source, task.target, request)
+    with services.evaluating(context.project):
+        translation = _translate(fitted.translator, items["vectors"])
+        measures = _measure(items, task.k, translation, y.mean, cosines)
+        return {
+            **about,
+            "translator": fitted.id,
+            "method": fitted.method,
+            "options": dict(fitted.options),
+            "n": len(items["vectors"]),
+            "index": len(items.get("corpus", items["vectors"])),
+            "k": task.k,
+            "at_mean": int(translation.at_mean.sum()),
+            "outside": int(translation.outside.sum()),
+            **measures,
+        }
+
+
+def request_evaluation(
+    services: Services, context: RequestContext, task: EvaluationTask
+) -> tables.JobRow:
+    """Store the items, and queue a job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
+    arguments = {
+        "request": asdict(task.request),
+        "k": task.k,
+        "blobs": {"items": services.blobs.put(dict(task.items))},
+    }
+    return submit_job(services, context, JobKind.evaluate, arguments)
+
+
+def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job. Its result is the answer of a request."""
+    arguments, context = job.arguments, RequestContext.of_job(job)
+    items = services.blobs.get(arguments["blobs"]["items"])
+    task = check_evaluation(
+        services,
+        job.project,
+        translators.FitRequest(**arguments["request"]),
+        vectors=items.get("vectors"),
+        native=items.get("native"),
+        corpus=items.get("corpus"),
+        k=arguments["k"],
+    )
+    result = evaluate(services, context, task, progress)
+    progress(task.cosines, task.cosines)
+    return JobResult(result)
+
+
+def _neighbours(items: Mapping[str, Tensor], k: int | None) -> int:
+    """Return k, by default 10 or the most possible. Raises InvalidRequest for counts that do not
+    match.
+    """
+    n, natives, corpus = len(items["vectors"]), len(items["native"]), items.get("corpus")
+    if n != natives:
+        raise InvalidRequest(
+            f"There are {n} `vectors` and {natives} `native`. Send as many of both: row "
+            "i is the same item.",
+            field="native",
+        )
+    if n < FEWEST_EVALUATED:
+        raise InvalidRequest(
+            f"Expected at least {FEWEST_EVALUATED} items: a single one has no neighbours.",
+            field="vectors",
+        )
+    others = n - 1 if corpus is None else len(corpus)
+    if k is not None and k > others:
+        raise InvalidRequest(
+            f"`k` is {k}; there are only {others} other rows in the index.", field="k"
+        )
+    return min(metrics.DEFAULT_NEIGHBOURS, others) if k is None else k
+
+
+def _translate(translator: Translator, vectors: Tensor) -> TranslatedRows:
+    """Translate the vectors."""
+    with blaming("vectors"):
+        return apply(translator, vectors)
+
+
+def _measure(
+    items: Mapping[str, Tensor],
+    k: int,
+    translation: TranslatedRows,
+    mean: Float64[Tensor, " dy"],
+    cosines: CosineBlockFunction,
+) -> dict[str, dict[str, Any]]:
+    """Measure each kind of queries, centred on the target's anchors."""
+    corpus, native = items.get("corpus"), items["native"].double() - mean
+    queries = {
+        "translated": translation.vectors.double() - mean,
+        "do_nothing": metrics.do_nothing(items["vectors"].double(), len(mean)) - mean,
+        "native": native,
+    }
+    measures = maths.evaluate(
+        queries,
+        native,
+        k,
+        corpus=None if corpus is None else corpus.double() - mean,
+        cosines=cosines,
+        mean=mean,
+    )
+    return {kind: _describe_measures(measures[kind]) for kind in QUERY_KINDS}
+
+
+def _describe_measures(items: metrics.ItemMetrics) -> dict[str, Any]:
+    """The means and their intervals."""
+    names = ("cosine", "plain_cosine", "jaccard_own", "recall", "recall_1", "jaccard_target")
+    values = {**{name: getattr(items, name) for name in names}, "mrr": items.reciprocal_rank}
+    return {**asdict(metrics.mean_quality(items)), "intervals": _measure_intervals(values)}
+
+
+def _measure_intervals(values: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """The 95 % bootstrap interval of each mean over the items."""
+    low, high = bootstrap_interval(torch.stack(list(values.values()), dim=1))
+    return {name: [float(low[place]), float(high[place])] for place, name in enumerate(values)}
+
+
+def _report_cosines(on_progress: Callable[[int, int], object], total: int) -> CosineBlockFunction:
+    """Blocks of cosines. `on_progress` is called before each, and may raise to end the
+    evaluation.
+    """
+    done = 0
+
+    def blocks(queries: Tensor, index: Tensor) -> metrics.ScoreBlocks:
+        nonlocal done
+        for start, block in metrics.cosine_blocks(queries, index):
+            on_progress(done, total)
+            done += block.numel()
+            yield start, block
+
+    return blocks

@@ -1,0 +1,428 @@
+"""Fits translators, stores how they were fitted, and measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import orjson
+from safetensors.torch import save
+from sqlalchemy.orm import Session
+
+from app.access.audit import record_audit
+from app.anchors import made_pairs
+from app.anchors.cache_codecs import TRANSLATOR
+from app.context import Services
+from app.db import resources, tables
+from app.db.cache import Key
+from app.db.name_cache import NameKey
+from app.errors import Conflict, UnknownOption
+from app.jobs.progress import Progress
+from app.jobs.submission import submit_job
+from app.jobs.worker import JobResult
+from app.maths.quality import cost
+from app.maths.translators import methods
+from app.maths.translators.translator import Translator, content_hash
+from app.request_context import RequestContext
+from app.translate import estimate as translator_reports
+from app.translate import fit_anchors, fit_queue, minimum
+from app.translate.fit_queue import Fit
+from app.types import JobKind
+
+#: cache sizes of an id with its key, and of a report
+CACHED_ID_BYTES = 1024
+CACHED_REPORT_BYTES = 32 * 1024
+
+#: the kind of name under which a pair of spaces is remembered
+PAIR = "spaces"
+
+#: how often the last use of a translator is written
+TOUCH_EVERY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """A pair of spaces, and how to fit a translator between them.
+
+    source       None for relative vectors, whose source may be unknown
+    method       may be auto
+    min_quality  the least quality, by measure, of a translator
+    index        number of items of the index that the quality is for; None: the service chooses
+    numbers      whether a head that answers numbers reads the vectors: auto then keeps their
+                 cosine, and not their neighbours
+    """
+
+    source: str | None
+    target: str
+    anchor_set: str
+    method: str
+    options: methods.Options
+    min_quality: Mapping[str, float] = field(default_factory=dict)
+    index: int | None = None
+    numbers: bool = False
+
+    @cached_property
+    def key(self) -> Key:
+        """Equal for equal requests."""
+        fit = (
+            self.source,
+            self.target,
+            self.anchor_set,
+            self.method,
+            canonical_json(self.options),
+            self.numbers,
+        )
+        return (*fit, canonical_json(self.min_quality), self.index)
+
+
+@dataclass(frozen=True, eq=False)
+class SpacePair:
+    """The spaces that a request names, read in one transaction.
+
+    source, target  spaces of one anchor set; None if the request names none
+    maps            between these spaces, by the requests' keys
+    """
+
+    source: tables.SpaceRow | None
+    target: tables.SpaceRow | None
+    maps: dict[Key, Any] = field(default_factory=dict)
+
+    @property
+    def both(self) -> tuple[tables.SpaceRow, tables.SpaceRow]:
+        assert self.source is not None
+        assert self.target is not None
+        return self.source, self.target
+
+
+@dataclass(frozen=True, eq=False)
+class FittedTranslator:
+    """A translator, its public id, its method with all options, and its key in the cache."""
+
+    id: str
+    translator: Translator
+    method: str
+    options: methods.Options
+    key: Key
+
+
+def fit(
+    services: Services,
+    context: RequestContext,
+    source: tables.SpaceRow,
+    target: tables.SpaceRow,
+    request: FitRequest,
+) -> FittedTranslator:
+    """Return the cached translator, or fit one and store its row.
+
+    Raises UnknownOption, InvalidOption, Overloaded, FitQueued, and Conflict when a space was
+    deleted meanwhile.
+    """
+    anchors = fit_anchors.find_anchors(services, source, target)
+    method, options = choose_method(source, target, request, anchors)
+
+    def make() -> Translator:
+        x, y = fit_anchors.fitted_spaces(services, source, target, anchors)
+        with services.fitting(source.project):
+            return methods.fit(method, x, y, options)
+
+    fit_key: Key = (method, canonical_json(options), *anchors.key)
+    key: Key = ("translator", source.blob, target.blob, *fit_key)
+    seconds = _seconds(method, source, target, options)
+    translator = fit_queue.make_or_queue(
+        services,
+        context,
+        Fit(request, seconds, key, make, TRANSLATOR),
+    )
+
+    def make_row() -> tables.TranslatorRow:
+        return tables.TranslatorRow(
+            project=context.project,
+            source_id=source.id,
+            target_id=target.id,
+            method=method,
+            options=dict(options),
+            weights=fit_anchors.store_anchors(services, anchors),
+        )
+
+    # The key has the spaces' rows, not their content: a set that was created again needs new rows.
+    # It has the day, because a write also records the translator's last use.
+    content = services.cache.get_or_make(
+        ("written", source.id, target.id, *fit_key, tables.now().date()),
+        lambda: _write_row(services, context, make_row(), translator),
+        lambda _: CACHED_ID_BYTES,
+    )
+    return FittedTranslator(content, translator, method, options, key)
+
+
+def enforce_minimum(
+    services: Services,
+    context: RequestContext,
+    fitted: FittedTranslator,
+    pair: SpacePair,
+    request: FitRequest,
+) -> None:
+    """Raises QualityBelowMinimum for a translator below the request's minimum."""
+    if request.min_quality:
+        source, target = pair.both
+        row = find_with_report(services, context.project, fitted.id, between=(source.id, target.id))
+        minimum.require_estimate(row, request.min_quality, request.index)
+
+
+def check_options(request: FitRequest, *, anchors: int) -> methods.Options:
+    """Return all options of a request's method, or those of `auto`, without a fit."""
+    if request.method == "auto":
+        return _check_shape(request.options)
+    return methods.resolve(request.method, request.options, anchors=anchors)
+
+
+def _seconds(
+    method: str, source: tables.SpaceRow, target: tables.SpaceRow, options: methods.Options
+) -> float:
+    """The seconds of one core that a fit takes."""
+    dims = source.encoder.dim, target.encoder.dim
+    return cost.fit_seconds(method, source.anchor_set.size, dims, options)
+
+
+def find_translator(
+    services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
+) -> tables.TranslatorRow:
+    """Return a translator's row, and record its use today."""
+    now = tables.now()
+    with services.db.transaction() as session:
+        row = resources.translator(session, project, content, between=between)
+        if row.used_at < now - TOUCH_EVERY:
+            resources.touch_translator(session, row, now=now)
+    return row
+
+
+def find_with_report(
+    services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
+) -> tables.TranslatorRow:
+    """Return a translator's row with its report, measured now if it has none.
+
+    Raises TranslatorNotFound, Overloaded.
+    """
+    row = find_translator(services, project, content, between=between)
+    current = translator_reports.facts(row)
+    if [(row.report or {}).get(name) for name in current] != list(current.values()):
+        # Through the cache: of many requests at once, one measures and the others wait.
+        facts = canonical_json(current)
+        key: Key = ("report", row.source_id, row.target_id, content, facts)
+        measures = services.cache.get_or_make(
+            key,
+            lambda: translator_reports.measure_report(services, row),
+            lambda _: CACHED_REPORT_BYTES,
+        )
+        with services.db.transaction() as session:
+            row = resources.translator(
+                session, project, content, between=(row.source_id, row.target_id)
+            )
+            row.report = measures
+    # The row has left its session: this is not written.
+    row.report = {**(row.report or {}), "weights": fit_anchors.describe_anchors(services, row)}
+    return row
+
+
+def read_file(
+    services: Services,
+    context: RequestContext,
+    content: str,
+) -> bytes:
+    """Return the safetensors file of a translator, by its id.
+
+    Raises TranslatorNotFound, Overloaded, TooMuchAtOnce, and Conflict if its anchors have other
+    weights today.
+    """
+    row = find_translator(services, context.project, content)
+    request = FitRequest(
+        row.source.encoder.name,
+        row.target.encoder.name,
+        row.source.anchor_set.name,
+        row.method,
+        row.options,
+    )
+    fitted = fit(services, context, row.source, row.target, request)
+    if fitted.id != content:
+        raise Conflict(
+            f"The translator {content!r} was fitted with other weights of its anchors. Fit it "
+            "again with `POST /translators`.",
+            field="id",
+        )
+    context.reserve_bytes(2 * fitted.translator.nbytes)  # tensors copied into one file
+    return _as_safetensors(row, fitted.translator)
+
+
+def _as_safetensors(row: tables.TranslatorRow, translator: Translator) -> bytes:
+    decoder = translator.decoder
+    tensors = {
+        "source_mean": translator.source_mean,
+        "matrix": decoder.matrix,
+        "target_mean": decoder.mean,
+    }
+    if translator.landmarks is not None:
+        tensors["landmarks"] = translator.landmarks
+    about = {
+        "id": row.content,
+        "source": row.source.encoder.name,
+        "target": row.target.encoder.name,
+        "anchor_set": row.source.anchor_set.name,
+        "method": row.method,
+        "scale": decoder.scale,
+        "renormalise": decoder.renormalise,
+        "kernel": decoder.kernel,
+        "kept_scale": translator.kept_scale,
+    }
+    return save(tensors, {"anchorage": orjson.dumps(about).decode()})
+
+
+def request_translator(
+    services: Services, context: RequestContext, request: FitRequest
+) -> tables.JobRow:
+    """Queue a job that fits and measures a translator.
+
+    Raises the not-found errors, UnknownOption, InvalidOption, TooManyJobs, QueueFull.
+    """
+    source, target = find_pair(services, context.project, request)
+    method, options = choose_method(source, target, request)
+    fit_queue.require_short(_seconds(method, source, target, options))
+    return submit_job(services, context, JobKind.translator, asdict(request))
+
+
+def run_translator(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job: fit the translator, and write its report."""
+    request, context = FitRequest(**job.arguments), RequestContext.of_job(job)
+    progress(0, 2)
+    source, target = find_pair(services, job.project, request)
+    fitted = fit(services, context, source, target, request)
+    progress(1, 2)
+    row = find_with_report(services, job.project, fitted.id, between=(source.id, target.id))
+    minimum.require_estimate(row, request.min_quality, request.index)
+    progress(2, 2)
+    return JobResult({"translator": fitted.id})
+
+
+def choose_method(
+    source: tables.SpaceRow,
+    target: tables.SpaceRow,
+    request: FitRequest,
+    anchors: fit_anchors.FitAnchors = fit_anchors.ALL_ANCHORS,
+) -> tuple[str, methods.Options]:
+    """Return the method that fits a request, and all its options.
+
+    Raises UnknownOption and InvalidOption.
+    """
+    size = source.anchor_set.size
+    options = check_options(request, anchors=size)
+    if request.method != "auto":
+        return request.method, options
+    estimate = made_pairs.estimate_of(source.anchor_set)
+    if estimate is not None:
+        return made_pairs.made_method(options, anchors=size, seeds=estimate["seeds"])
+    distinct = size - max(int(space.health["duplicate_count"]) for space in (source, target))
+    if anchors.counted is not None:
+        distinct = min(distinct, int(anchors.counted.sum()))
+    chosen = methods.usual_method(distinct)
+    own = {"decode_power": 0.0} if request.numbers else {}
+    return chosen, methods.resolve(chosen, {**own, **options}, anchors=size)
+
+
+def _check_shape(options: methods.Options) -> methods.Options:
+    """Return the options if they apply to every method."""
+    for option in options:
+        if option not in methods.OUTPUT_OPTIONS:
+            raise UnknownOption(
+                f"`method: auto` chooses `{option}` itself. Remove it, or name a method.",
+                field=f"options.{option}",
+            )
+    return options
+
+
+def find_pair(
+    services: Services, project: str, request: FitRequest
+) -> tuple[tables.SpaceRow, tables.SpaceRow]:
+    """Return both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
+    assert request.source is not None
+    return resolve(
+        services, pair_name(project, request.anchor_set, request.source, request.target)
+    ).both
+
+
+def pair_name(project: str, anchor_set: str, source: str | None, target: str | None) -> NameKey:
+    """The name under which a pair is remembered."""
+    return NameKey(project, PAIR, (anchor_set, source, target))
+
+
+def resolve(services: Services, name: NameKey) -> SpacePair:
+    """Return the pair of that name, from memory where possible.
+
+    Raises the not-found errors, AnchorsNotEmbedded, and Conflict when the set was replaced
+    meanwhile.
+    """
+    return services.names.find_or(name, lambda: _look_up(services, name))
+
+
+def _look_up(services: Services, name: NameKey) -> SpacePair:
+    anchor_set, source, target = name.names
+    assert anchor_set is not None
+    fields = {"source" if target is not None else "encoder": source, "target": target}
+    encoders = {field: encoder for field, encoder in fields.items() if encoder is not None}
+    with services.db.transaction() as session:
+        by_encoder = resources.spaces_of(session, name.project, anchor_set, set(encoders.values()))
+        if len(by_encoder) < len(set(encoders.values())):
+            for field, encoder in encoders.items():
+                find_space_row(session, name.project, anchor_set, encoder, field)
+            raise Conflict(
+                f"Anchor set {anchor_set!r} was replaced by another of that name. Try again.",
+                field="anchor_set",
+            )
+    return SpacePair(by_encoder.get(source or ""), by_encoder.get(target or ""))
+
+
+def find_space_row(
+    session: Session, project: str, anchor_set: str, encoder: str, field: str
+) -> tables.SpaceRow:
+    set_row = resources.by_name(
+        session, tables.AnchorSetRow, project, anchor_set, field="anchor_set"
+    )
+    return resources.space(
+        session,
+        set_row,
+        resources.by_name(session, tables.EncoderRow, project, encoder, field=field),
+    )
+
+
+def _write_row(
+    services: Services, context: RequestContext, row: tables.TranslatorRow, translator: Translator
+) -> str:
+    """Store how the translator was fitted, and return its public id."""
+    row.content = public_id(translator, row)
+    try:
+        _add_row(services, context, row)
+    except Conflict:  # another process was faster, unless a space was deleted
+        _add_row(services, context, row)
+    return row.content
+
+
+def _add_row(services: Services, context: RequestContext, row: tables.TranslatorRow) -> None:
+    """Add the row, or record the use of the existing one."""
+    with services.db.transaction() as session:
+        if not resources.touch_translator(session, row, now=tables.now()):
+            session.add(row)
+            record_audit(session, context, "create", "translator", row.content)
+
+
+def public_id(translator: Translator, row: tables.TranslatorRow) -> str:
+    """A hash of content and fit: equal matrices of two methods have two reports."""
+    text = f"{content_hash(translator)} {row.method} {canonical_json(row.options)!r}"
+    if row.weights is not None:
+        text += f" None {row.weights}"
+    return "tr_" + sha256(text.encode()).hexdigest()[:32]
+
+
+def canonical_json(options: Mapping[str, Any]) -> bytes:
+    """Return the options as JSON with sorted keys, so that equal options give equal bytes."""
+    return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)

@@ -1,0 +1,70 @@
+"""Converts a threshold on the scores of one encoder to the scores of another."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from app.anchors import made_pairs, spaces
+from app.context import Services
+from app.db import tables
+from app.db.cache import Key
+from app.errors import TooFewAnchors
+from app.maths.quality.crossfit import FEWEST_DISTINCT
+from app.maths.thresholds import (
+    HeldOutItems,
+    NewThreshold,
+    ScorePairs,
+    find_threshold,
+    sample_pairs,
+    translate_held_out,
+)
+from app.translate import fit_anchors
+from app.translate.fit import canonical_json, find_translator
+from app.types import Scores
+
+
+def convert_threshold(
+    services: Services, project: str, translator: str, score: float, *, scores: Scores
+) -> NewThreshold:
+    """Convert a threshold of the source, in [-1, 1].
+
+    scores  what replaces the source's cosine
+
+    Raises TranslatorNotFound, TooFewAnchors, Overloaded.
+    """
+    row = find_translator(services, project, translator)
+    fit: Key = (row.method, canonical_json(row.options), row.weights)
+    key: Key = (row.source.blob, row.target.blob, *fit)
+    items = services.cache.get_or_make(
+        ("held-out", *key), partial(_hold_out, services, row), lambda value: value.nbytes
+    )
+
+    def sample() -> ScorePairs:
+        with services.fitting(row.project):
+            return sample_pairs(items, scores)
+
+    pairs = services.cache.get_or_make(
+        ("score-pairs", scores, *key), sample, lambda value: value.nbytes
+    )
+    return find_threshold(pairs, score)
+
+
+def _hold_out(services: Services, row: tables.TranslatorRow) -> HeldOutItems:
+    """Raises TooFewAnchors also for made pairs, whose scores are too good."""
+    if made_pairs.estimate_of(row.source.anchor_set) is not None:
+        raise TooFewAnchors(
+            f"A threshold needs known pairs: {made_pairs.NOT_MEASURED}.", field="id"
+        )
+    anchors = fit_anchors.stored_anchors(services, row)
+    source, target = (
+        anchors.of(spaces.raw_anchors(services, space)) for space in (row.source, row.target)
+    )
+    with services.fitting(row.project):
+        items = translate_held_out(row.method, source, target, row.options)
+    if items is None:
+        raise TooFewAnchors(
+            f"A threshold needs at least {FEWEST_DISTINCT} distinct anchors that are not nearly "
+            f"all equal; anchor set {row.source.anchor_set.name!r} has fewer. Use a larger set.",
+            field="id",
+        )
+    return items

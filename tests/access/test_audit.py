@@ -1,0 +1,104 @@
+"""Every write leaves an audit row."""
+
+from __future__ import annotations
+
+import torch
+
+from app.access import audit
+from app.access import queries as access
+from app.access import service as api_keys
+from app.anchors import service as anchor_sets
+from app.context import Services
+from app.db import tables
+from app.encoders import service as encoders
+from app.heads import service as heads
+from app.heads.linear import make_head
+from app.jobs import submission
+from app.jobs import worker as runner
+from app.jobs.leases import Leases
+from app.request_context import RequestContext
+from app.translate import fit as translators
+from app.types import JobKind, Scope
+from tests.helpers import CONTEXT, PROJECT, create_encoder
+
+KEY_ID = "k" * 32
+
+
+#: the context of one request
+REQUEST = RequestContext(PROJECT, KEY_ID, "request 1")
+
+
+def create(
+    services: Services, context: RequestContext = REQUEST, name: str = "e"
+) -> tables.EncoderRow:
+    return create_encoder(services, name, 3, context)
+
+
+def audit_rows(services: Services) -> list[tuple[str, str, str]]:
+    with services.db.transaction() as session:
+        return [
+            (row.action, row.resource, row.name)
+            for row in access.audit(session, PROJECT, before=None, limit=99)
+        ]
+
+
+def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked_services):
+    services = stocked_services
+    three = torch.eye(3)
+    pair = translators.FitRequest("a", "b", "s", "procrustes", {})
+    before = len(audit_rows(services))
+    create(services, name="c")
+    anchor_sets.add_embeddings(
+        services, REQUEST, anchor_set="s", encoder="c", vectors=torch.randn(12, 3)
+    )
+    create(services, name="d")
+    encoders.delete_encoder(services, REQUEST, "d")
+    anchor_sets.create_anchor_set(services, REQUEST, name="t", embeddings={"a": torch.randn(5, 3)})
+    anchor_sets.delete_anchor_set(services, REQUEST, "t")
+    new = heads.HeadDefinition("h", "linear", "a", None, list("xyz"))
+    heads.create_head(services, REQUEST, new, lambda dim: make_head({"weight": three}, dim=dim))
+    heads.delete_head(services, REQUEST, "h")
+    fitted = translators.fit(
+        services, REQUEST, *translators.find_pair(services, PROJECT, pair), pair
+    )
+    job = submission.submit_job(services, REQUEST, JobKind.bootstrap, {})
+    submission.cancel_job(services, REQUEST, job.id)
+    key, _ = api_keys.create_key(services, REQUEST, name="k", scopes=[Scope.read])
+    rotated, _ = api_keys.rotate_key(services, REQUEST, key.id, grace_s=60)
+    api_keys.revoke_key(services, REQUEST, rotated.id)
+    noted = audit_rows(services)
+    assert list(reversed(noted[: len(noted) - before])) == [
+        ("create", "encoder", "c"),
+        ("embed", "anchor-set", "s"),
+        ("create", "encoder", "d"),
+        ("delete", "encoder", "d"),
+        ("create", "anchor-set", "t"),
+        ("delete", "anchor-set", "t"),
+        ("create", "head", "h"),
+        ("delete", "head", "h"),
+        ("create", "translator", fitted.id),
+        ("create", "job", job.id),
+        ("cancel", "job", job.id),
+        ("create", "api-key", key.id),
+        ("rotate", "api-key", key.id),
+        ("revoke", "api-key", rotated.id),
+    ]
+    with services.db.transaction() as session:
+        rows = access.audit(session, PROJECT, before=None, limit=len(noted) - before)
+    assert {(row.key_id, row.origin) for row in rows} == {(KEY_ID, "request 1")}
+
+
+def test_what_a_job_makes_is_noted_in_the_jobs_name(services):
+    job = submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
+
+    def run(services, job, progress):
+        context = RequestContext.of_job(job)
+        return runner.JobResult(
+            {},
+            lambda session: audit.record_audit(session, context, "create", "anchor-set", "made"),
+        )
+
+    runner.run_next(services, {JobKind.bootstrap: run}, Leases(services))
+    with services.db.transaction() as session:
+        row = access.audit(session, PROJECT, before=None, limit=1)[0]
+    assert (row.name, row.origin, row.key_id) == ("made", f"job {job.id}", None)

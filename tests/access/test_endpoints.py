@@ -1,0 +1,292 @@
+"""API keys: authentication, scopes and expiry."""
+
+from __future__ import annotations
+
+import logging
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from app.access import service as api_keys
+from app.db.tables import ApiKeyRow
+
+PUBLIC = {
+    ("GET", "/livez"),
+    ("GET", "/readyz"),
+}
+
+#: Every other operation, by the weakest scope that may call it.
+OPERATIONS = {
+    ("read", "GET"): """
+        /encoders /encoders/{name} /anchor-sets /anchor-sets/{name}
+        /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name}
+        /stores /stores/{name} /aliases /aliases/{name}
+        /heads /heads/{name} /translators /translators/{id} /translators/{id}/file
+        /translators/{id}/threshold
+        /jobs /jobs/{id} /jobs/{id}/events /metrics
+        /v1/models /v1/models/{model}
+        /migrations /migrations/{id}
+    """,
+    ("read", "POST"): """
+        /relative /translate /stitch /rescore
+        /evaluate /advice /v1/embeddings /v1/rerank
+        /stores/{name}/search
+    """,
+    ("write", "POST"): """
+        /encoders /encoders/{name}/check
+        /anchor-sets /pools/{name}/vectors /heads /translators
+        /stores /bootstrap /compare /jobs/{id}/cancel
+        /migrations /migrations/{id}/run /migrations/{id}/verify /migrations/{id}/sync
+        /migrations/{id}/pause /migrations/{id}/cutover /migrations/{id}/rollback
+        /migrations/{id}/finish /migrations/{id}/abandon
+    """,
+    ("write", "DELETE"): """
+        /encoders/{name} /anchor-sets/{name}
+        /anchor-sets/{name}/samples/{encoder} /pools/{name} /heads/{name} /stores/{name}
+        /aliases/{name} /stores/{name}/native-vectors
+    """,
+    ("write", "PUT"): """
+        /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/samples/{encoder}
+        /pools/{name}
+        /aliases/{name}
+    """,
+    ("admin", "GET"): "/api-keys /api-keys/{id} /audit",
+    ("admin", "POST"): "/api-keys /api-keys/{id}/rotate",
+    ("admin", "DELETE"): "/api-keys/{id}",
+}
+NEEDED = {
+    (verb, path): scope for (scope, verb), paths in OPERATIONS.items() for path in paths.split()
+}
+LADDER = ["read", "write", "admin"]
+
+
+def call(client, operation, headers=None):
+    """Calls the operation with unknown names, and an empty body if it takes one."""
+    verb, path = operation
+    id_ = "tr_" + "0" * 32 if path.startswith("/translators") else "0" * 32
+    path = re.sub(r"{\w+}", "none", path.replace("{id}", id_))
+    body = {} if verb in ("POST", "PUT") and not path.endswith("/cancel") else None
+    return client.request(verb, path, json=body, headers=headers)
+
+
+def test_the_table_of_scopes_names_every_operation(locked):
+    paths = locked.get("/openapi.json").json()["paths"]
+    assert {
+        (verb.upper(), path) for path, verbs in paths.items() for verb in verbs
+    } == PUBLIC | set(NEEDED)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/livez",
+        "/readyz",
+        "/",
+        "/docs",
+        "/openapi.json",
+    ],
+)
+def test_health_and_the_documentation_need_no_key(locked, path):
+    assert locked.get(path).status_code == 200
+
+
+def test_an_operation_answers_keys_of_its_scope_and_stronger_ones_only(
+    locked, complaint, new_key, bearing
+):
+    keys = [bearing(new_key(locked, scope)) for scope in LADDER]
+    for operation, scope in NEEDED.items():
+        answer = call(locked, operation)
+        assert complaint(answer) == (401, "unauthenticated"), operation
+        assert answer.headers["www-authenticate"] == "Bearer"
+        for place, key in enumerate(keys):
+            answer = call(locked, operation, key)
+            if place < LADDER.index(scope):
+                assert complaint(answer) == (403, "scope-missing"), operation
+                assert scope in answer.text
+            else:
+                assert answer.status_code not in (401, 403, 500), (operation, answer.text)
+
+
+def test_a_key_may_come_in_either_header_and_the_scheme_in_any_case(locked, new_key):
+    key = new_key(locked)
+    for headers in (
+        {"Authorization": f"Bearer {key}"},
+        {"Authorization": f"bearer  {key} "},
+        {"X-API-Key": key},
+        {"Authorization": "Basic dTpw", "X-API-Key": key},
+    ):
+        assert locked.get("/encoders", headers=headers).status_code == 200, headers
+
+
+def test_every_key_that_opens_nothing_is_refused_in_the_same_words(locked, new_key, bearing):
+    good, expired, revoked = (new_key(locked) for _ in range(3))
+    with locked.app.state.services.db.transaction() as session:
+        session.get(ApiKeyRow, expired.split("_")[1]).expires_at = datetime.now(UTC) - timedelta(
+            seconds=1
+        )
+        session.get(ApiKeyRow, revoked.split("_")[1]).revoked_at = datetime.now(UTC)
+    wrong_secret = good[:-1] + ("A" if good[-1] != "A" else "B")
+    unknown = good.replace(good.split("_")[1], "0" * 32)
+    bodies = []
+    for key in (
+        expired,
+        revoked,
+        wrong_secret,
+        unknown,
+        "anc_x",
+        "x",
+        good + "x",
+        good.upper(),
+        "\u00e9",
+        f"{good}\x00",
+    ):
+        for headers in (bearing(key), {"X-API-Key": key}):
+            answer = locked.get(
+                "/encoders", headers={name: value.encode() for name, value in headers.items()}
+            )
+            body = answer.json()
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            del body["request_id"]
+            bodies.append(body)
+    assert all(body == bodies[0] for body in bodies)
+    assert locked.get("/encoders", headers=bearing(good)).status_code == 200
+
+
+def test_a_known_key_with_a_wrong_secret_is_refused_also_while_the_right_one_is_in_use(
+    locked, new_key, bearing
+):
+    good = new_key(locked)
+    other = good[:-1] + ("A" if good[-1] != "A" else "B")
+    assert [
+        locked.get("/encoders", headers=bearing(key)).status_code for key in (good, other, good)
+    ] == [200, 401, 200]
+
+
+def test_a_revoked_key_is_refused_at_once_and_its_row_stays(locked, refused, new_key, bearing):
+    admin, doomed = new_key(locked), new_key(locked)
+    id_ = doomed.split("_")[1]
+    assert locked.get("/encoders", headers=bearing(doomed)).status_code == 200
+    for _ in range(2):
+        assert locked.delete(f"/api-keys/{id_}", headers=bearing(admin)).status_code == 204
+    refused(locked.get("/encoders", headers=bearing(doomed)), 401, "unauthenticated")
+    assert locked.get(f"/api-keys/{id_}", headers=bearing(admin)).json()["revoked_at"]
+    actions = [
+        (row["action"], row["name"])
+        for row in locked.get("/audit", headers=bearing(admin)).json()["writes"]
+    ]
+    assert actions.count(("revoke", id_)) == 1
+    refused(
+        locked.post(f"/api-keys/{id_}/rotate", json={}, headers=bearing(admin)),
+        422,
+        "invalid-request",
+        "id",
+    )
+
+
+def test_a_key_is_shown_once_and_never_again(locked, new_key, bearing, caplog):
+    caplog.set_level(logging.DEBUG)
+    admin = bearing(new_key(locked))
+    answer = locked.post("/api-keys", json={"name": "once", "scopes": ["admin"]}, headers=admin)
+    assert (answer.status_code, answer.headers["cache-control"]) == (201, "no-store")
+    fresh = answer.json()
+    secret = fresh["key"].split("_", 2)[2]
+    rotated = locked.post(
+        f"/api-keys/{fresh['id']}/rotate", json={"grace_s": 60}, headers=bearing(fresh["key"])
+    ).json()["key"]
+    wrong = locked.get("/encoders", headers=bearing(fresh["key"] + "x"))
+    assert wrong.status_code == 401
+    seen = wrong.text + caplog.text
+    for path in (f"/api-keys/{fresh['id']}", "/api-keys", "/audit", "/metrics"):
+        seen += locked.get(path, headers=bearing(fresh["key"])).text
+    assert fresh["id"] in seen
+    for text in (secret, rotated.split("_", 2)[2]):
+        assert text not in seen
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"rate_limit": "0/minute"}, "rate_limit"),
+        ({"expires_at": "2001-01-01T00:00:00Z"}, "expires_at"),
+    ],
+)
+def test_a_key_that_cannot_be_made_is_refused_by_field(client, refused, change, field):
+    refused(client.post("/api-keys", json={"name": "x", **change}), 422, "invalid-request", field)
+    assert client.get("/api-keys").json() == {"api_keys": []}
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_moment_at_the_end_of_the_calendar_is_no_fault_of_the_service(client, moment):
+    assert client.get("/audit", params={"before": moment}).status_code in (200, 422)
+    assert client.post("/api-keys", json={"name": "x", "expires_at": moment}).status_code in (
+        201,
+        422,
+    )
+
+
+def test_every_write_is_in_the_audit_log_with_its_key_and_its_request(locked, new_key, bearing):
+    admin, writer = new_key(locked), new_key(locked, "write")
+    headers = {**bearing(writer), "X-Request-ID": "made-it"}
+    locked.post("/encoders", json={"name": "x", "dim": 2}, headers=headers)
+    locked.post(
+        "/encoders", json={"name": "x", "dim": 2}, headers=headers
+    )  # a refused request leaves no row
+    locked.delete("/encoders/x", headers={**bearing(writer), "X-Request-ID": "deleted-it"})
+    writes = locked.get("/audit", headers=bearing(admin)).json()["writes"]
+    rows = [
+        (row["action"], row["resource"], row["name"], row["key_id"], row["origin"])
+        for row in writes
+    ]
+    id_ = writer.split("_")[1]
+    assert rows[:2] == [
+        ("delete", "encoder", "x", id_, "deleted-it"),
+        ("create", "encoder", "x", id_, "made-it"),
+    ]
+    assert {row[4] for row in rows[2:]} == {"command line"}
+    older = locked.get(
+        "/audit", params={"before": writes[0]["at"], "limit": 1}, headers=bearing(admin)
+    ).json()["writes"]
+    assert older == writes[1:2]
+
+
+# --- wrong keys -----------------------------------------------------------------------------------
+
+
+def wrong_key(number: int) -> str:
+    return f"anc_{number:032x}_{'A' * 43}"
+
+
+def test_no_number_of_wrong_keys_locks_out_a_valid_key_of_the_same_address(
+    locked, new_key, bearing
+):
+    valid = new_key(locked)
+    statuses = {
+        locked.get("/encoders", headers=bearing(wrong_key(number))).status_code
+        for number in range(40)
+    }
+    assert statuses == {401}
+    assert locked.get("/encoders", headers=bearing(valid)).status_code == 200
+
+
+def test_a_flood_of_wrong_keys_delays_no_key_that_worked(locked, new_key, bearing, monkeypatch):
+    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.0)  # every request looks its key up
+    monkeypatch.setattr(api_keys, "KEY_TRUST_AWAY_S", 0.0)
+    valid = new_key(locked)
+    assert locked.get("/encoders", headers=bearing(valid)).status_code == 200
+    threads, flood = locked.app.state.admission.unknown_threads, [object(), object()]
+
+    async def occupy() -> None:
+        assert threads.total_tokens == len(flood)
+        for each in flood:
+            threads.acquire_on_behalf_of_nowait(each)
+
+    async def release() -> None:
+        for each in flood:
+            threads.release_on_behalf_of(each)
+
+    locked.portal.call(occupy)
+    try:
+        assert locked.get("/encoders", headers=bearing(valid)).status_code == 200
+    finally:
+        locked.portal.call(release)

@@ -1,0 +1,314 @@
+"""API keys: callers, their scopes, and secrets that are stored nowhere."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+
+import pytest
+from sqlalchemy import select
+
+from app.access import queries as access
+from app.access import service as api_keys
+from app.access.service import Caller, KeyRing
+from app.context import Services
+from app.db import tables
+from app.errors import (
+    ApiKeyNotFound,
+    Conflict,
+    DatabaseUnavailable,
+    InvalidRequest,
+    Unauthenticated,
+)
+from app.request_context import RequestContext
+from app.settings import Settings
+from app.types import Scope
+from app.wiring import make_services
+from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, again, alter
+from tests.waiting import slack, until
+
+
+def make(services: Services, **more) -> tuple[tables.ApiKeyRow, str]:
+    return api_keys.create_key(services, CONTEXT, **{"name": "k", "scopes": [Scope.write]} | more)
+
+
+def opens(services: Services, key: str) -> bool:
+    """Whether a process that never saw the key lets it in."""
+    try:
+        KeyRing(services).look_up(key)
+    except Unauthenticated:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("scope", "reach"),
+    [
+        (Scope.read, {Scope.read}),
+        (Scope.write, {Scope.read, Scope.write}),
+        (Scope.admin, {Scope.read, Scope.write, Scope.admin}),
+    ],
+)
+def test_each_scope_includes_those_before_it_and_no_other(scope, reach):
+    assert {wanted for wanted in Scope if Caller(scopes=frozenset([scope])).may(wanted)} == reach
+
+
+def test_a_key_says_who_calls(services):
+    row, key = make(services, scopes=[Scope.admin, Scope.read], rate_limit="5/minute")
+    assert KeyRing(services).look_up(key) == Caller(
+        PROJECT, row.id, frozenset([Scope.read, Scope.admin]), "5/minute"
+    )
+
+
+def test_whatever_is_wrong_with_a_key_the_answer_is_the_same(services):
+    good, key = make(services)
+    revoked, revoked_key = make(services)
+    api_keys.revoke_key(services, CONTEXT, revoked.id)
+    expired, expired_key = make(services)
+    alter(services, expired, expires_at=tables.now())
+    ring, refusals = KeyRing(services), set()
+    ring.look_up(key)
+    for wrong in (
+        "",
+        "anc",
+        key[:-1],
+        key + "x",
+        key.upper(),
+        " " + key,
+        key[:-1] + ("A" if key[-1] != "A" else "B"),
+        key.replace(good.id, "0" * 32),
+        key.replace(good.id, revoked.id),
+        key.replace("anc_", "anc-"),
+        "é" * 80,
+        "anc_" + "0" * 32 + "_" + "\0" * 43,
+        revoked_key,
+        expired_key,
+    ):
+        assert ring.recall(wrong) is None
+        with pytest.raises(Unauthenticated) as caught:
+            ring.look_up(wrong)
+        refusals.add((caught.value.detail, caught.value.field))
+    assert len(refusals) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scopes": []},
+        {"expires_at": datetime(2020, 1, 1).astimezone()},
+        {"expires_at": datetime(2999, 1, 1)},  # whose midnight?
+        {"rate_limit": "fast"},
+    ],
+)
+def test_a_key_that_could_not_work_is_not_made(services, wrong):
+    with pytest.raises(InvalidRequest) as caught:
+        make(services, **wrong)
+    assert caught.value.field == next(iter(wrong))
+    with services.db.transaction() as session:
+        assert access.api_keys(session) == []
+
+
+# --- the secret -----------------------------------------------------------------------------------
+
+
+def test_no_row_and_no_log_line_holds_a_secret(services, caplog):
+    caplog.set_level(logging.DEBUG)
+    row, key = make(services)
+    rotated, second = api_keys.rotate_key(services, CONTEXT, row.id, grace_s=60)
+    ring, said = KeyRing(services), ""
+    for text in (key, second, key[:-1] + "-"):
+        ring.recall(text)
+        try:
+            ring.look_up(text)
+        except Unauthenticated as error:
+            said += error.detail
+    api_keys.revoke_key(services, CONTEXT, rotated.id)
+    with services.db.transaction() as session:
+        stored = "\n".join(
+            str(tuple(found))
+            for table in tables.Base.metadata.sorted_tables
+            for found in session.execute(select(table))
+        )
+    assert row.id in stored
+    for text in (key, second):
+        secret = text.removeprefix("anc_")[33:]
+        assert len(secret) == 43
+        assert secret not in stored + caplog.text + said
+        assert secret not in repr(vars(row)) + repr(ring._known)
+
+
+# --- rotated, revoked, expired --------------------------------------------------------------------
+
+
+def test_a_rotated_key_works_on_for_its_grace_and_the_new_one_is_like_it(services):
+    end = tables.now() + timedelta(days=9)
+    row, key = make(services, scopes=[Scope.read], rate_limit="5/minute", expires_at=end)
+    fresh, second = api_keys.rotate_key(services, CONTEXT, row.id, grace_s=3600)
+    assert opens(services, key)
+    assert opens(services, second)
+    assert (fresh.name, fresh.scopes, fresh.rate_limit, fresh.expires_at) == (
+        "k",
+        ["read"],
+        "5/minute",
+        end,
+    )
+    assert (
+        timedelta(minutes=59) < again(services, row).expires_at - tables.now() <= timedelta(hours=1)
+    )
+
+
+@ON_EACH_DATABASE
+def test_of_several_rotations_at_once_one_is_made(services):
+    row, key = make(services)
+    together = threading.Barrier(8)
+
+    def rotate(_: int) -> int:
+        together.wait()
+        try:
+            api_keys.rotate_key(services, CONTEXT, row.id, grace_s=0)
+        except (Conflict, InvalidRequest):
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(rotate, range(8))) == 1
+    with services.db.transaction() as session:
+        assert len(access.api_keys(session)) == 2
+    assert not opens(services, key)
+
+
+def test_grace_prolongs_no_key(services):
+    end = tables.now() + timedelta(minutes=1)
+    row, _ = make(services, expires_at=end)
+    api_keys.rotate_key(services, CONTEXT, row.id, grace_s=3600)
+    assert again(services, row).expires_at == end
+
+
+@pytest.mark.parametrize("column", ["revoked_at", "expires_at"])
+def test_a_key_that_has_ended_is_not_rotated_back_to_life(services, column):
+    row, _ = make(services)
+    alter(services, row, **{column: tables.now()})
+    with pytest.raises(InvalidRequest):
+        api_keys.rotate_key(services, CONTEXT, row.id, grace_s=60)
+
+
+def test_a_revoked_key_opens_nothing_and_revoking_twice_is_no_error(services):
+    row, key = make(services)
+    api_keys.revoke_key(services, CONTEXT, row.id)
+    first = again(services, row).revoked_at
+    api_keys.revoke_key(services, CONTEXT, row.id)
+    assert again(services, row).revoked_at == first
+    assert not opens(services, key)
+    assert again(services, row).last_used_at is None  # a refused key leaves no trace of use
+
+
+def test_another_project_neither_rotates_nor_revokes_a_key(services):
+    row, key = make(services)
+    with pytest.raises(ApiKeyNotFound):
+        api_keys.revoke_key(services, RequestContext("q"), row.id)
+    with pytest.raises(ApiKeyNotFound):
+        api_keys.rotate_key(services, RequestContext("q"), row.id, grace_s=0)
+    assert opens(services, key)
+
+
+# --- the ring -------------------------------------------------------------------------------------
+
+
+def test_a_key_looked_up_is_recalled_without_the_database(on_postgres):
+    row, key = make(on_postgres)
+    ring = KeyRing(on_postgres)
+    assert ring.recall(key) is None
+    caller = ring.look_up(key)
+    alter(on_postgres, row, scopes=[])  # the database says otherwise now
+    assert ring.recall(key) == caller
+    wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
+    assert ring.recall(wrong) is None
+    ring.forget(row.id)
+    assert ring.recall(key) is None
+
+
+def test_a_key_revoked_elsewhere_is_trusted_for_a_moment_and_no_more(services, monkeypatch):
+    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.1)
+    row, key = make(services)
+    ring = KeyRing(services)
+    ring.look_up(key)
+    api_keys.revoke_key(services, CONTEXT, row.id)
+    time.sleep(0.15)
+    assert ring.recall(key) is None
+    with pytest.raises(Unauthenticated):
+        ring.look_up(key)
+
+
+def test_a_key_about_to_expire_is_trusted_until_then_only(services):
+    row, key = make(services)
+    alter(services, row, expires_at=tables.now() + timedelta(seconds=1))
+    ring = KeyRing(services)
+    assert ring.look_up(key) is not None
+    time.sleep(1.05)
+    assert ring.recall(key) is None
+
+
+def test_a_ring_remembers_so_many_keys(services, monkeypatch):
+    monkeypatch.setattr(api_keys, "MAX_REMEMBERED_KEYS", 2)
+    ring, made = KeyRing(services), [make(services)[1] for _ in range(3)]
+    for key in made:
+        ring.look_up(key)
+    assert [ring.recall(key) is not None for key in made] == [False, True, True]
+
+
+def test_the_moment_of_last_use_is_written_once_a_minute(services):
+    row, key = make(services)
+    assert again(services, row).last_used_at is None
+    KeyRing(services).look_up(key)
+    first = again(services, row).last_used_at
+    KeyRing(services).look_up(key)
+    assert again(services, row).last_used_at == first
+    alter(services, row, last_used_at=first - timedelta(minutes=2))
+    KeyRing(services).look_up(key)
+    assert again(services, row).last_used_at >= first
+
+
+# --- while the database is away -------------------------------------------------------------------
+
+
+@pytest.fixture
+def leaving(own_postgres, tmp_path) -> Iterator[Services]:
+    """A database that the test may stop."""
+    services = make_services(Settings(data_dir=tmp_path, database_url=own_postgres.url))
+    services.db.upgrade()
+    yield services
+    services.close()
+
+
+def test_a_key_that_worked_outlasts_a_database_that_refuses_connections_without_a_wait(
+    leaving, own_postgres, monkeypatch
+):
+    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.0)
+    revoked, revoked_key = make(leaving)
+    ring, (_, key) = KeyRing(leaving), make(leaving)
+    caller = ring.look_up(key)
+    assert ring.look_up(revoked_key) is not None
+    api_keys.revoke_key(leaving, CONTEXT, revoked.id)
+    with pytest.raises(Unauthenticated):
+        ring.look_up(revoked_key)
+    wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
+    own_postgres.stop()
+    begun = time.monotonic()
+    assert ring.recall(key) is None  # the database is away and not noticed yet
+    assert ring.look_up(key) == caller
+    assert ring.recall(key) == caller
+    assert time.monotonic() - begun < slack() * 1.0
+    for refused in (revoked_key, wrong, f"anc_{'0' * 32}_{'x' * 43}"):
+        assert ring.recall(refused) is None
+    with pytest.raises(DatabaseUnavailable):  # after a wait for a restart of the server
+        ring.look_up(wrong)
+    own_postgres.start()
+    until(lambda: not leaving.db.away)
+    assert ring.recall(key) is None
+    with pytest.raises(Unauthenticated):
+        ring.look_up(wrong)
+    assert ring.knows(key)  # a wrong secret costs the right one nothing

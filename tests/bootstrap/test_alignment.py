@@ -1,0 +1,236 @@
+"""Bootstraps without pairs: what is refused, what is made, and what may be said about it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from app import errors
+from app.anchors import made_pairs, spaces
+from app.anchors import service as anchor_sets
+from app.bootstrap import alignment, pools
+from app.context import Limits, Services
+from app.db import resources, tables
+from app.errors import InvalidRequest, TooManyVectors, UnknownOption
+from app.maths.alignment import alignment as maths
+from app.maths.translators.translator import apply
+from app.moves import maps
+from app.settings import Settings
+from app.translate import fit as translators
+from app.translate import minimum, thresholds, warnings
+from app.types import JobState, Scores
+from app.wiring import make_services
+from tests.helpers import CONTEXT, PROJECT, create_encoder, run
+from tests.maths.alignment.clouds import two_pools
+
+ROWS = 1_600
+
+
+@pytest.fixture(scope="module")
+def clouds() -> tuple[Tensor, Tensor]:
+    """Pools of different sentences, so to speak, with means and lengths of their own."""
+    x, y, _ = two_pools(ROWS)
+    return 3 * x + 1, 0.5 * y - 2
+
+
+def stock_services(services: Services) -> Services:
+    create_encoder(services, "old", 12)
+    create_encoder(services, "new", 10)
+    return services
+
+
+@pytest.fixture
+def quick(on_sqlite: Services) -> Services:
+    return stock_services(on_sqlite)
+
+
+def ask(services: Services, clouds: tuple[Tensor, Tensor], **more: Any) -> tables.JobRow:
+    sides = dict(zip(("source_pool", "target_pool"), clouds, strict=True))
+    given: dict[str, Any] = {"name": "made", "source": "old", "target": "new", "seeds": [], **more}
+    return alignment.request_alignment(
+        services,
+        CONTEXT,
+        source_pool=pools.PoolInput("source_pool", sides["source_pool"]),
+        target_pool=pools.PoolInput("target_pool", sides["target_pool"]),
+        **given,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "field"),
+    [
+        ({"seeds": [(row, row) for row in range(5)]}, errors.InvalidSeeds, "seeds"),
+        ({"seeds": [(row, ROWS) for row in range(6)]}, errors.InvalidSeeds, "seeds"),
+        (
+            {"seeds": [(row, row) for row in range(6)], "options": {"attempts": 2}},
+            UnknownOption,
+            "options.attempts",
+        ),
+        ({"options": {"attempts": 1}}, errors.InvalidOption, "options.attempts"),
+        ({"size": ROWS + 1}, InvalidRequest, "size"),
+        ({"size": 5_001}, TooManyVectors, "size"),
+        ({"target": "old"}, InvalidRequest, "target"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_aligned_is_refused_before_there_is_a_job(
+    quick, clouds, change, error, field
+):
+    few = replace(quick, limits=Limits(vectors=5_000))
+    with pytest.raises(error) as caught:
+        ask(few, clouds, **change)
+    assert caught.value.field == field
+    with quick.db.transaction() as session:
+        assert resources.jobs(session, PROJECT, state=None, before=None, limit=9) == []
+
+
+def test_pools_that_are_too_small_are_named_by_their_field(quick, clouds):
+    x, y = clouds
+    for pair, field in (((x[:999], y), "source_pool"), ((x, y[:999]), "target_pool")):
+        with pytest.raises(InvalidRequest, match=r"1,000 items.*this one has 999") as caught:
+            ask(quick, pair)
+        assert caught.value.field == field
+
+
+@pytest.fixture(scope="module")
+def made(
+    migrated_sqlite: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    clouds: tuple[Tensor, Tensor],
+) -> Iterator[tuple[Services, tables.JobRow]]:
+    """A finished job."""
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copy(migrated_sqlite, folder / "anchorage.db")
+    services = stock_services(make_services(Settings(data_dir=folder)))
+    yield services, run(services, ask(services, clouds, options={"attempts": 2}))
+    services.close()
+
+
+def test_an_alignment_ends_in_a_set_a_translator_and_an_estimate(made, clouds):
+    services, row = made
+    assert (row.state, row.error) == (JobState.succeeded, None)
+    assert row.progress["done"] == row.progress["total"]
+    result = row.result
+    assert (result["anchor_set"], result["method"], result["size"]) == ("made", "alignment", ROWS)
+    assert result["estimate"]["right"] >= 0.5
+    assert result["estimate"]["index"] == ROWS
+    with services.db.transaction() as session:
+        anchor_set = resources.by_name(session, tables.AnchorSetRow, PROJECT, "made")
+    assert anchor_set.provenance["estimate"] == result["estimate"]
+    assert made_pairs.estimate_of(anchor_set) == result["estimate"]
+    kept = {space.encoder.name: spaces.raw_anchors(services, space) for space in anchor_set.spaces}
+    assert torch.equal(kept["old"], clouds[0])
+    # Places in the target's own units: about its mean, at its distance.
+    y = clouds[1]
+    assert torch.allclose(kept["new"].mean(dim=0), y.mean(dim=0), atol=0.1)
+    distance = (kept["new"] - y.mean(dim=0)).norm(dim=1)
+    assert torch.allclose(distance, (y - y.mean(dim=0)).norm(dim=1).mean(), rtol=0.01)
+    with pytest.raises(errors.PairsNotFound, match="made"):
+        anchor_sets.load_pairs(services, PROJECT, "made")
+
+
+def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
+    services, job = made
+    request = translators.FitRequest("old", "new", "made", "auto", {})
+    source, target = translators.find_pair(services, PROJECT, request)
+    fitted = translators.fit(services, CONTEXT, source, target, request)
+    assert fitted.id == job.result["translator"]
+    row = translators.find_with_report(services, PROJECT, fitted.id)
+    assert row.report["alignment"] == job.result["estimate"]
+    assert row.report["estimate"] is None
+    assert row.report["estimates"] == []
+    warned = warnings.warnings_about_pair(services, source, target)
+    assert warned[0].code == "made-pairs"
+    with pytest.raises(errors.QualityBelowMinimum, match="POST /evaluate"):
+        minimum.require_estimate(row, {"recall": 0.1})
+    with pytest.raises(errors.TooFewAnchors, match="known pairs"):
+        thresholds.convert_threshold(services, PROJECT, fitted.id, 0.5, scores=Scores.native_native)
+
+
+def test_spaces_that_do_not_align_end_the_job_and_nothing_is_made(quick, clouds):
+    x, y = clouds
+    noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(0))
+    row = run(quick, ask(quick, (x, noise), options={"attempts": 2}))
+    assert (row.state, row.result) == (JobState.failed, None)
+    assert (row.error["code"], row.error["field"]) == ("spaces-not-aligned", "target_pool")
+    assert row.error["estimate"]["right"] < 0.1
+    assert "seeds" in row.error["detail"]
+    with pytest.raises(errors.AnchorSetNotFound), quick.db.transaction() as session:
+        resources.by_name(session, tables.AnchorSetRow, PROJECT, "made")
+
+
+def test_an_estimate_below_the_minimum_is_refused_with_both_numbers(quick, clouds, monkeypatch):
+    estimate = maths.AlignmentEstimate(0.61, 0.01, 0.7, 0.3, 2_000)
+    found = maths.Alignment(torch.zeros(0), estimate, None, 2)
+    monkeypatch.setattr(alignment, "align_pools", lambda *_, **__: found)
+    row = run(quick, ask(quick, clouds, min_precision=0.7))
+    assert row.error["code"] == "spaces-not-aligned"
+    assert "61.0%" in row.error["detail"]
+    assert "70.0%" in row.error["detail"]
+
+
+@pytest.fixture(scope="module")
+def paired() -> tuple[Tensor, Tensor, Tensor]:
+    """Pools whose first thirty rows are the same items, and the map between their spaces."""
+    x, y, exact = two_pools(1_000, noise=0.05)
+    shared = x[:30] @ exact
+    known = shared / shared.norm(dim=1, keepdim=True)
+    return x, torch.cat([known, y[30:]]), exact
+
+
+def test_seeds_and_unpaired_rows_become_a_set_that_keeps_the_map(quick, paired):
+    x, y, exact = paired
+    seeds = [(row, row) for row in range(30)]
+    row = run(quick, ask(quick, (x, y), seeds=seeds, size=1_000, min_precision=0.0))
+    assert (row.state, row.error) == (JobState.succeeded, None)
+    estimate = row.result["estimate"]
+    assert (estimate["seeds"], row.result["size"]) == (30, 1_000)
+    assert estimate["recall"] > estimate["recall_alone"]
+    request = translators.FitRequest("old", "new", "made", "auto", {})
+    source, target = translators.find_pair(quick, PROJECT, request)
+    fitted = translators.fit(quick, CONTEXT, source, target, request)
+    assert fitted.id == row.result["translator"]
+    held = x[40:240]
+    native = torch.nn.functional.normalize(held @ exact, dim=1)
+    translated = apply(fitted.translator, held).vectors
+    assert torch.cosine_similarity(translated, native).mean() > 0.9
+    report = translators.find_with_report(quick, PROJECT, fitted.id).report
+    assert report["alignment"] == estimate
+    assert report["estimate"] is None
+
+
+@pytest.mark.long
+def test_seeds_that_the_pools_do_not_help_are_refused_with_the_numbers(quick, clouds):
+    x, y = clouds
+    generator = torch.Generator().manual_seed(0)
+    unrelated = torch.randn(y.shape, generator=generator)
+    row = run(
+        quick, ask(quick, (x, unrelated), seeds=[(i, i) for i in range(12)], min_precision=0.0)
+    )
+    assert (row.state, row.error["code"]) == (JobState.failed, "spaces-not-aligned")
+    assert "anchor set of the seeds" in row.error["detail"]
+    assert row.error["estimate"]["seeds"] == 12
+
+
+def test_more_seeds_than_a_set_may_have_anchors_are_refused():
+    seeds = [(row, row) for row in range(1_501)]
+    with pytest.raises(errors.InvalidSeeds, match="at most 1,500"):
+        alignment.check_seeded(seeds, {}, source=1_600, target=1_600, most=1_500)
+
+
+def test_a_migration_takes_no_made_place_for_a_native_vector(made, clouds):
+    services, _ = made
+    request = translators.FitRequest("old", "new", "made", "auto", {})
+    built = maps.build_maps(services, CONTEXT, request)
+    page = built.maps.forward.map_rows(clouds[0][:50].numpy())
+    assert not page.known.any()
+    native = built.served.translator
+    expected = apply(native, clouds[0][:50]).vectors
+    assert torch.allclose(torch.from_numpy(page.vectors), expected, atol=1e-6)

@@ -1,0 +1,265 @@
+"""Pools: what happens between a request's first look at a pool and its last."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from app.access import queries as access
+from app.anchors import service as anchor_sets
+from app.anchors import spaces
+from app.bootstrap import pools
+from app.bootstrap import service as bootstrap
+from app.context import Limits
+from app.db import resources, tables
+from app.encoders import encoding
+from app.encoders import service as encoders
+from app.errors import Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, StorageUnavailable
+from app.ops import retention
+from tests.helpers import (
+    CONTEXT,
+    ON_EACH_DATABASE,
+    PROJECT,
+    age,
+    create_encoder,
+    files,
+    run,
+    some,
+)
+
+
+def make(services, name="pool", encoder="a", rows=None):
+    vectors = some(10, 3) if rows is None else rows
+    return pools.create_pool(
+        services, CONTEXT, name=name, encoder=encoder, vectors=vectors, inputs=None
+    )
+
+
+def add(services, offset, rows, name="pool"):
+    return pools.append_piece(
+        services, CONTEXT, name=name, offset=offset, vectors=rows, inputs=None
+    )
+
+
+def stored(services, name="pool"):
+    with services.db.transaction() as session:
+        row = resources.whole_pool(session, PROJECT, name)
+    return pools.load_items(services, [piece["blob"] for piece in row.pieces])
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Do this once, after the next piece's pool was looked at and before anything is written."""
+
+    def arrange(act):
+        given = encoding.vectors_or_encoded
+
+        def late(*arguments):
+            monkeypatch.setattr(encoding, "vectors_or_encoded", given)
+            act()
+            return given(*arguments)
+
+        monkeypatch.setattr(encoding, "vectors_or_encoded", late)
+
+    return arrange
+
+
+def test_a_piece_that_another_was_faster_than_is_refused_and_not_half_written(
+    stocked_services, meanwhile
+):
+    make(stocked_services)
+    meanwhile(lambda: add(stocked_services, 10, some(4, 3, seed=1)))
+    with pytest.raises(OffsetMismatch) as caught:
+        add(stocked_services, 10, some(5, 3, seed=2))
+    assert caught.value.members()["items"] == 14
+    assert torch.equal(stored(stocked_services), torch.cat([some(10, 3), some(4, 3, seed=1)]))
+    with stocked_services.db.transaction() as session:
+        actions = [
+            row.action
+            for row in access.audit(session, PROJECT, before=None, limit=100)
+            if row.resource == "pool"
+        ]
+    assert actions == ["append", "create"]
+
+
+@ON_EACH_DATABASE
+def test_of_pieces_of_one_moment_one_is_added(stocked_services):
+    def attempt(number: int) -> bool:
+        try:
+            add(stocked_services, 10, some(4, 3, seed=number))
+        except OffsetMismatch:
+            return False
+        return True
+
+    make(stocked_services)
+    with ThreadPoolExecutor(8) as threads:
+        won = list(threads.map(attempt, range(8)))
+    assert sum(won) == 1
+    assert torch.equal(
+        stored(stocked_services), torch.cat([some(10, 3), some(4, 3, seed=won.index(True))])
+    )
+
+
+def test_a_piece_for_a_pool_deleted_meanwhile_finds_none(stocked_services, meanwhile):
+    make(stocked_services)
+    meanwhile(lambda: pools.delete_pool(stocked_services, CONTEXT, "pool"))
+    with pytest.raises(PoolNotFound):
+        add(stocked_services, 10, some(5, 3))
+
+
+def test_a_piece_never_reaches_another_pool_of_the_name(stocked_services, meanwhile):
+    def anew():
+        pools.delete_pool(stocked_services, CONTEXT, "pool")
+        make(stocked_services, rows=some(10, 3, seed=9))
+
+    make(stocked_services)
+    meanwhile(anew)
+    with pytest.raises(Conflict, match="was replaced"):
+        add(stocked_services, 10, some(5, 3))
+    assert torch.equal(stored(stocked_services), some(10, 3, seed=9))
+
+
+@ON_EACH_DATABASE
+def test_an_encoder_deleted_while_a_pool_is_made_leaves_no_pool(stocked_services, meanwhile):
+    create_encoder(stocked_services, "brief", 3)
+    meanwhile(lambda: encoders.delete_encoder(stocked_services, CONTEXT, "brief"))
+    with pytest.raises(Conflict):
+        make(stocked_services, encoder="brief")
+    with stocked_services.db.transaction() as session:
+        assert resources.page(session, tables.PoolRow, PROJECT, after="", limit=9) == []
+
+
+def test_a_sweep_takes_what_deleted_pools_and_sets_left_and_nothing_in_use(stocked_services):
+    before = files(stocked_services)
+    make(stocked_services)
+    add(stocked_services, 10, some(6, 3, seed=1))
+    pairs = {"pairs": torch.arange(24).reshape(12, 2), "confidence": torch.ones(12)}
+    row = anchor_sets.build_anchor_set(
+        stocked_services, PROJECT, name="grown", embeddings={"a": some(12, 3, seed=2)}, pairs=pairs
+    )
+    with stocked_services.db.transaction() as session:
+        anchor_sets.add_anchor_set(session, CONTEXT, row)
+    assert len(files(stocked_services) - before) == 4
+    age(stocked_services)
+    assert retention.sweep_blobs(stocked_services) == 0
+    assert torch.equal(
+        anchor_sets.load_pairs(stocked_services, PROJECT, "grown")[0], pairs["pairs"]
+    )
+    pools.delete_pool(stocked_services, CONTEXT, "pool")
+    anchor_sets.delete_anchor_set(stocked_services, CONTEXT, "grown")
+    assert retention.sweep_blobs(stocked_services) == 4
+    assert files(stocked_services) == before
+
+
+def ask(services, **more):
+    """A bootstrap of the pools `x`, of two pieces, and `y`."""
+    sides = {
+        "source_pool": pools.PoolInput("source_pool", "x"),
+        "target_pool": pools.PoolInput("target_pool", "y"),
+        **more,
+    }
+    return bootstrap.request_bootstrap(
+        services,
+        CONTEXT,
+        name="grown",
+        source="a",
+        target="b",
+        seeds=[(0, 0), (1, 1), (2, 2)],
+        size=6,
+        options={"attempts": 1, "rounds": 2},
+        min_precision=0,
+        **sides,
+    )
+
+
+@pytest.fixture
+def pooled(stocked_services):
+    """A service with the pools `x`, of two pieces, and `y`."""
+    make(stocked_services, "x")
+    add(stocked_services, 10, some(95, 3, seed=4), name="x")
+    make(stocked_services, "y", "b", some(110, 2))
+    return stocked_services
+
+
+def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
+    x, y = stored(pooled, "x"), stored(pooled, "y")
+    job = ask(pooled)
+    for name in "xy":
+        pools.delete_pool(pooled, CONTEXT, name)
+    age(pooled)
+    assert retention.sweep_blobs(pooled) == 0
+    row = run(pooled, job)
+    assert (row.state, row.error) == ("succeeded", None)
+    pairs, confidence = anchor_sets.load_pairs(pooled, PROJECT, "grown")
+    assert pairs[:3].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert (pairs.dtype, confidence.dtype, confidence.shape) == (
+        torch.int64,
+        torch.float32,
+        pairs.shape[:1],
+    )
+    with pooled.db.transaction() as session:
+        grown = {
+            space.encoder.name: space
+            for space in resources.by_name(session, tables.AnchorSetRow, PROJECT, "grown").spaces
+        }
+    assert torch.equal(spaces.raw_anchors(pooled, grown["a"]), x[pairs[:, 0]])
+    assert torch.equal(spaces.raw_anchors(pooled, grown["b"]), y[pairs[:, 1]])
+    age(pooled)
+    # The pieces and the last checkpoint: the job has ended.
+    assert retention.sweep_blobs(pooled) == 4
+
+
+def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
+    """Else a sweep that has read the rows could take them, when the pool is deleted before the
+    job's row is there.
+    """
+    age(pooled)
+    with pooled.db.transaction() as session:
+        encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
+        named = {piece["blob"] for piece in resources.whole_pool(session, PROJECT, "x").pieces}
+    pools.store_side(
+        pooled,
+        CONTEXT,
+        pools.check_side(pooled, PROJECT, encoder, pools.PoolInput("source_pool", "x")),
+    )
+    pooled.blobs.sweep(set())
+    assert files(pooled) == named
+
+
+def test_files_swept_before_they_were_kept_are_noticed(pooled):
+    with pooled.db.transaction() as session:
+        encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
+    found = pools.check_side(pooled, PROJECT, encoder, pools.PoolInput("source_pool", "x"))
+    age(pooled)
+    pooled.blobs.sweep(set())
+    with pytest.raises(StorageUnavailable):
+        pools.store_side(pooled, CONTEXT, found)
+
+
+def test_vectors_of_an_encoder_made_anew_meanwhile_make_no_set(pooled):
+    """The job names the encoder; another one of its name did not make the pool."""
+    anchor_sets.delete_anchor_set(pooled, CONTEXT, "s")
+    job = ask(pooled)
+    pools.delete_pool(pooled, CONTEXT, "x")
+    encoders.delete_encoder(pooled, CONTEXT, "a")
+    create_encoder(pooled, "a", 3)
+    row = run(pooled, job)
+    assert (row.state, row.error["code"]) == ("failed", "conflict")
+
+
+def test_a_pool_above_a_limit_lowered_since_is_refused_where_it_is_used(pooled):
+    with pytest.raises(PoolTooLarge) as caught:
+        ask(replace(pooled, limits=Limits(pool=24)))
+    assert (caught.value.field, caught.value.limit) == ("source_pool", 24)
+
+
+def test_a_job_whose_pool_is_lost_fails_at_once(pooled):
+    job = ask(pooled)
+    with pooled.db.transaction() as session:
+        digest = resources.whole_pool(session, PROJECT, "x").pieces[0]["blob"]
+    (pooled.blobs.root / digest[:2] / digest).unlink()
+    row = run(pooled, job)
+    assert (row.state, row.error["code"], row.attempts) == ("failed", "blob-missing", 1)

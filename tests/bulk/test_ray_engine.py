@@ -1,0 +1,117 @@
+"""Bulk translation on a real Ray cluster on this machine."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyarrow import parquet
+
+from app.bulk.parquet_file import BulkFile, BulkWork, plan_files
+from app.bulk.ray_engine import translate_on_ray
+from app.errors import AnchorageError
+from app.maths.translators.translator import apply
+from tests.bulk.conftest import WriteParquet, vectors_of
+
+# Ray takes half a minute of CPU to start, and leaves sockets and files to the garbage collector.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cluster of one node and one core: each node starts processes for half a minute of CPU."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+
+        ray.init(
+            num_cpus=1,
+            object_store_memory=10**8,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A head, and a node of one core."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+        from ray.cluster_utils import Cluster
+
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "object_store_memory": 10**8},
+        )
+        made.add_node(num_cpus=1, object_store_memory=10**8)
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture
+def sources(write_parquet: WriteParquet) -> list[Path]:
+    """20 files."""
+    return [write_parquet(f"in/{seed:02d}.parquet", 100, seed=seed) for seed in range(20)]
+
+
+def check(work: BulkWork, folder: Path) -> None:
+    before = parquet.read_table(folder / "in")
+    after = parquet.read_table(folder / "out")
+    expected = apply(work.translator.translator, torch.tensor(vectors_of(before)))
+    np.testing.assert_allclose(vectors_of(after), expected.vectors.numpy(), atol=1e-5)
+    assert after.drop(["vector"]).equals(before.drop(["vector"]))
+
+
+def plan(work: BulkWork, folder: Path) -> list[BulkFile]:
+    return plan_files(work, str(folder / "in"), str(folder / "out"))[0]
+
+
+def test_a_node_that_dies_halfway_costs_no_row(
+    cluster: Any, work: BulkWork, sources: list[Path], tmp_path: Path
+) -> None:
+    lost = cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    done = 0
+    for _ in translate_on_ray(work, plan(work, tmp_path)):
+        done += 1
+        if done == 10:
+            cluster.remove_node(lost, allow_graceful=False)
+    assert done == 20
+    check(work, tmp_path)
+
+
+def test_a_wrong_row_is_named_and_a_later_run_continues(
+    node: None, work: BulkWork, sources: list[Path], write_parquet: WriteParquet, tmp_path: Path
+) -> None:
+    def change(vectors: np.ndarray) -> None:
+        vectors[50, 3] = np.nan
+
+    write_parquet("in/b.parquet", rows=100, change=change)
+    with pytest.raises(AnchorageError, match=r"b\.parquet, row 50: .*NaN"):
+        list(translate_on_ray(work, plan(work, tmp_path)))
+    write_parquet("in/b.parquet", rows=100)
+    left = plan(work, tmp_path)
+    assert 0 < len(left) < 21
+    assert sum(flagged for _, flagged in translate_on_ray(work, left)) == 0
+    check(work, tmp_path)

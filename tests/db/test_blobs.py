@@ -1,0 +1,164 @@
+"""Content-addressed tensors on a real disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.db.blobs import ORPHAN_AGE_S, BlobStore
+from app.errors import BlobMissing, StorageUnavailable
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+def files(blobs: BlobStore) -> list[Path]:
+    return [path for path in blobs.root.glob("??/*") if path.is_file()]
+
+
+def aged(path: Path, seconds: float) -> Path:
+    moment = time.time() - seconds
+    os.utime(path, (moment, moment))
+    return path
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64])
+def test_tensors_come_back_bit_for_bit(blobs, dtype):
+    tensors = {
+        "weight": torch.arange(12).reshape(3, 4).to(dtype),
+        "bias": torch.arange(3).to(dtype),
+    }
+    back = blobs.get(blobs.put(tensors))
+    assert back.keys() == tensors.keys()
+    assert all(
+        back[name].dtype == dtype and torch.equal(back[name], tensors[name]) for name in tensors
+    )
+
+
+def test_a_tensor_is_copied_to_where_it_will_stay(blobs):
+    digest = blobs.put({"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(2)})
+    whole = torch.zeros(5, 4)
+    assert blobs.shape(digest, "a") == [3, 4]
+    blobs.copy(digest, "a", to=whole[1:4])
+    assert torch.equal(
+        whole, torch.cat([torch.zeros(1, 4), torch.arange(12.0).reshape(3, 4), torch.zeros(1, 4)])
+    )
+
+
+def test_equal_content_is_one_file_named_by_the_hash_of_its_bytes_and_other_content_another(blobs):
+    first = blobs.put({"a": torch.ones(3)})
+    assert blobs.put({"a": torch.ones(3).clone()}) == first
+    (path,) = files(blobs)
+    assert path == blobs.root / first[:2] / first
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == first
+    others = {
+        blobs.put({"a": torch.ones(4)}),
+        blobs.put({"b": torch.ones(3)}),
+        blobs.put({"a": torch.ones(3).double()}),
+    }
+    assert first not in others
+    assert len(files(blobs)) == 4
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-1] + b"\7"])
+def test_a_damaged_file_is_not_read(blobs, damage):
+    digest = blobs.put({"a": torch.ones(3)})
+    (path,) = files(blobs)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(BlobMissing, match="damaged"):
+        blobs.get(digest)
+    with pytest.raises(BlobMissing, match="damaged"):
+        blobs.copy(digest, "a", to=torch.zeros(3))
+
+
+def test_writing_the_content_again_heals_a_damaged_file(blobs):
+    """A damaged file is replaced by the next upload of the same content."""
+    digest = blobs.put({"a": torch.ones(3)})
+    (path,) = files(blobs)
+    path.write_bytes(b"torn")
+    assert blobs.put({"a": torch.ones(3)}) == digest
+    assert torch.equal(blobs.get(digest)["a"], torch.ones(3))
+
+
+def test_a_missing_file_is_an_error_that_waiting_does_not_mend_and_names_its_owner(blobs):
+    blobs.put({"a": torch.ones(3)})
+    calls = (
+        blobs.get,
+        lambda name: blobs.shape(name, "a"),
+        lambda name: blobs.copy(name, "a", to=torch.zeros(3)),
+    )
+    for call in (*calls, lambda name: blobs.touch([name])):
+        with pytest.raises(BlobMissing) as caught:
+            call("0" * 64)
+        assert caught.value.retry_after_s is None
+        assert (
+            "0" * 64 not in caught.value.detail
+        )  # what a file is called is the operator's to know
+    with pytest.raises(BlobMissing, match=r"of anchor set 's' is missing.* restore a backup"):
+        blobs.get("0" * 64, of="anchor set 's'")
+
+
+def test_an_empty_folder_is_a_disk_that_is_not_there_yet(blobs):
+    """An empty folder is a failed mount: clients must not delete and recreate their resources."""
+    with pytest.raises(StorageUnavailable) as caught:
+        blobs.get("0" * 64)
+    assert caught.value.retry_after_s > 0
+
+
+def test_a_folder_that_went_away_is_unavailable(blobs):
+    digest = blobs.put({"a": torch.ones(3)})
+    blobs.root.rename(blobs.root.with_name("away"))
+    for call in (lambda: blobs.get(digest), lambda: blobs.put({"a": torch.zeros(3)})):
+        with pytest.raises(StorageUnavailable):
+            call()
+
+
+def test_a_full_disk_is_unavailable_and_nothing_is_left_behind(blobs):
+    """The kernel refuses to let the file grow, as a full disk does."""
+    kept = blobs.put({"a": torch.ones(3)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(StorageUnavailable) as caught:
+            blobs.put({"a": torch.ones(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.retry_after_s > 0
+    assert [path.name for path in files(blobs)] == [kept]
+    assert torch.equal(blobs.get(blobs.put({"a": torch.ones(100_000)}))["a"], torch.ones(100_000))
+
+
+def test_a_sweep_takes_only_old_files_that_nothing_names(blobs):
+    named, young, old = (blobs.put({"a": torch.full((2,), value)}) for value in (1.0, 2.0, 3.0))
+    aged(blobs.root / named[:2] / named, 2 * ORPHAN_AGE_S)
+    aged(blobs.root / old[:2] / old, 2 * ORPHAN_AGE_S)
+    assert blobs.sweep({named}) == 1
+    assert {path.name for path in files(blobs)} == {named, young}
+    assert blobs.sweep({named}) == 0
+
+
+def test_content_put_again_is_young_again(blobs):
+    digest = blobs.put({"a": torch.ones(2)})
+    aged(blobs.root / digest[:2] / digest, 2 * ORPHAN_AGE_S)
+    blobs.put({"a": torch.ones(2)})
+    assert blobs.sweep(set()) == 0
+    aged(blobs.root / digest[:2] / digest, 2 * ORPHAN_AGE_S)
+    blobs.touch([digest])
+    assert blobs.sweep(set()) == 0
+
+
+def test_a_sweep_takes_what_a_crash_left_half_written(blobs):
+    digest = blobs.put({"a": torch.ones(2)})
+    left = blobs.root / digest[:2] / "tmpabc123"
+    left.write_bytes(b"half")
+    aged(left, 2 * ORPHAN_AGE_S)
+    assert blobs.sweep({digest}) == 1
+    assert not left.exists()

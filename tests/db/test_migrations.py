@@ -1,0 +1,119 @@
+"""The migrations, run on real databases of both kinds."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, select, text
+from sqlalchemy.exc import OperationalError
+
+from app.db import tables
+from app.db.session import Database, SchemaOutdated, alembic_config
+
+#: the advisory lock that migrations/env.py takes
+LOCK = 4_126_077_329
+ROOT = Path(__file__).parents[2]
+
+
+def look(url: str, function: Callable[[Connection], Any]) -> Any:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        found = function(connection)
+    engine.dispose()
+    return found
+
+
+def difference(connection: Connection) -> list[Any]:
+    context = MigrationContext.configure(
+        connection, opts={"compare_type": True, "compare_server_default": True}
+    )
+    return list(compare_metadata(context, tables.Base.metadata))
+
+
+def test_the_newest_schema_is_what_the_tables_say(database_url):
+    command.upgrade(alembic_config(database_url), "head")
+    assert look(database_url, difference) == []
+
+
+def test_migrating_twice_changes_nothing_and_keeps_rows(empty):
+    with empty.transaction() as session:
+        session.add(tables.EncoderRow(name="e", kind="external", dim=2, modality="text"))
+    empty.upgrade()
+    with empty.transaction() as session:
+        assert session.scalars(select(tables.EncoderRow.name)).all() == ["e"]
+
+
+def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_url):
+    script = "import sys; from app.db.session import Database; Database(sys.argv[1]).upgrade()"
+    # Both are held up before the first table until both stand there.
+    with psycopg.connect(postgres_url.replace("+psycopg", "")) as gate:
+        gate.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+        both = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, postgres_url],
+                cwd=ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(2)
+        ]
+        waiting = (
+            "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
+            "WHERE locktype = 'advisory' AND NOT granted AND objid = %s "
+            "AND datname = current_database()"
+        )
+        for _ in range(600):
+            found = gate.execute(waiting, (LOCK & 0xFFFFFFFF,))
+            if found.fetchone() == (2,):
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("they never waited for each other")
+    for process in both:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert look(postgres_url, difference) == []
+
+
+def test_a_migration_of_sqlite_that_fails_at_its_end_changes_nothing_and_continues(tmp_path):
+    file = tmp_path / "anchorage.db"
+    db = Database(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file, isolation_level=None)) as raw:
+        raw.execute("CREATE TABLE x (source_id)")
+        raw.execute(
+            "CREATE INDEX ix_translators_used_at ON x (source_id)"
+        )  # the last of the schema
+        with pytest.raises(OperationalError, match="already exists"):
+            db.upgrade()
+        names = raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        assert names == [("x",)]
+        raw.execute("DROP TABLE x")
+        db.upgrade()
+    db.close()
+    assert look(str(db.url), difference) == []
+
+
+def test_a_schema_of_another_version_is_refused(database_url):
+    db = Database(database_url)
+    with pytest.raises(SchemaOutdated, match="anchorage db upgrade"):
+        db.require_schema()
+    db.upgrade()
+    db.require_schema()
+    with db.transaction() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    for call in (db.require_schema, db.upgrade):
+        with pytest.raises(SchemaOutdated, match="9999"):
+            call()
+    db.close()

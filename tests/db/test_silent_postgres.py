@@ -1,0 +1,137 @@
+"""A silent PostgreSQL: requests that need it are refused soon; others are answered as usual."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx2
+import pytest
+
+from app.access import service as api_keys
+from app.request_context import RequestContext
+from app.settings import Settings
+from app.types import Scope
+from app.wiring import make_services
+from tests.waiting import slack
+
+#: for a machine that does much else
+SLACK_S = 2.0
+
+
+@dataclass
+class Service:
+    """A service on a PostgreSQL of its own, and a key of it; a translation has been asked for."""
+
+    http: httpx2.Client
+    body: dict
+    headers: dict
+
+    def translate(self) -> httpx2.Response:
+        return self.http.post("/translate", json=self.body, headers=self.headers)
+
+    def get(self, path: str) -> httpx2.Response:
+        return self.http.get(path, headers=self.headers)
+
+
+def make_key(database_url: str, tmp_path) -> str:
+    services = make_services(Settings(data_dir=tmp_path / "keys", database_url=database_url))
+    _, key = api_keys.create_key(
+        services, RequestContext("default"), name="k", scopes=[Scope.write]
+    )
+    services.close()
+    return key
+
+
+@pytest.fixture
+def service(own_postgres, listen, tmp_path, parallel) -> Iterator[Service]:
+    host, port = listen(database_url=own_postgres.url, auth="keys")
+    headers = {"authorization": f"Bearer {make_key(own_postgres.url, tmp_path)}"}
+    with httpx2.Client(base_url=f"http://{host}:{port}", timeout=60, trust_env=False) as http:
+        for name, vectors in parallel.items():
+            assert (
+                http.post(
+                    "/encoders", json={"name": name, "dim": vectors.shape[1]}, headers=headers
+                ).status_code
+                == 201
+            )
+        body = {
+            "name": "items",
+            "embeddings": {name: vectors.tolist() for name, vectors in parallel.items()},
+        }
+        assert http.post("/anchor-sets", json=body, headers=headers).status_code == 201
+        body = {
+            "source": "first",
+            "target": "second",
+            "anchor_set": "items",
+            "vectors": parallel["first"][:2].tolist(),
+        }
+        service = Service(http, body, headers)
+        assert service.translate().status_code == 200
+        yield service
+    own_postgres.thaw()  # before the service ends: it hands back what it holds
+
+
+def timed(ask: Callable[[], httpx2.Response]) -> tuple[float, httpx2.Response]:
+    begun = time.monotonic()
+    answer = ask()
+    return time.monotonic() - begun, answer
+
+
+def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_is_served(
+    service, own_postgres
+):
+    expected = service.translate().json()
+    own_postgres.freeze()
+    frozen_at = time.monotonic()
+    with ThreadPoolExecutor(4) as clients:
+        ready = clients.submit(timed, lambda: service.http.get("/readyz"))
+        listed = [clients.submit(timed, lambda: service.get("/encoders")) for _ in range(3)]
+        for took_s, answer in [future.result() for future in listed]:
+            assert (answer.status_code, answer.json()["code"]) == (503, "database-unavailable")
+            assert answer.headers["retry-after"].isdecimal()
+            assert took_s < slack() * (5 + SLACK_S)
+        took_s, answer = ready.result()
+        assert (answer.status_code, answer.json()["database"]) == (503, False)
+        assert took_s < 2 * slack()
+    while (
+        time.monotonic() - frozen_at < 2 * api_keys.KEY_TRUST_S + 1
+    ):  # the key and the names are older than is trusted otherwise
+        for path in ("/readyz", "/encoders"):
+            took_s, answer = timed(lambda path=path: service.get(path))
+            assert (answer.status_code, took_s < 2 * slack()) == (503, True)
+        took_s, answer = timed(service.translate)
+        assert (answer.status_code, answer.json()) == (200, expected)
+        assert took_s < slack() * SLACK_S
+    stranger = service.http.get("/encoders", headers={"x-api-key": f"anc_{'0' * 32}_{'x' * 43}"})
+    assert stranger.status_code == 503  # whether it opens anything, nobody can tell
+
+    own_postgres.thaw()
+    deadline = time.monotonic() + (5 + SLACK_S) * slack()
+    while any(service.get(path).status_code != 200 for path in ("/readyz", "/encoders")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert service.translate().json() == expected
+
+
+def test_a_key_outlasts_the_silence_for_the_stated_time_and_no_longer(
+    service, own_postgres, monkeypatch
+):
+    monkeypatch.setattr(api_keys, "KEY_TRUST_AWAY_S", 4.0)
+    time.sleep(
+        api_keys.KEY_TRUST_S
+    )  # so that it is looked up again, and trusted for four seconds from now
+    assert service.get("/encoders").status_code == 200
+    own_postgres.freeze()
+    assert service.get("/readyz").status_code == 503
+    assert service.translate().status_code == 200
+    # The alert about the database needs this reading, because later ones are refused.
+    assert 'anchorage_dependency_up{dependency="database"} 0.0' in service.get("/metrics").text
+    deadline = time.monotonic() + (4.0 + SLACK_S) * slack()
+    while (answer := service.translate()).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (answer.status_code, answer.json()["code"]) == (503, "database-unavailable")
+    assert service.get("/metrics").status_code == 503

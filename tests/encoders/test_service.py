@@ -1,0 +1,31 @@
+"""Deleting encoders."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlalchemy import text
+
+from app.access import queries as access
+from app.anchors import service as anchor_sets
+from app.errors import (
+    AnchorSetNotFound,
+)
+from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT
+
+
+@ON_EACH_DATABASE
+def test_of_many_deletions_of_one_moment_one_deletes_and_is_written_down(stocked_services):
+    def delete(_: int) -> bool:
+        try:
+            anchor_sets.delete_anchor_set(stocked_services, CONTEXT, "s")
+        except AnchorSetNotFound:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(delete, range(16))) == 1
+    with stocked_services.db.transaction() as session:
+        writes = access.audit(session, PROJECT, before=None, limit=100)
+        assert [row.action for row in writes if row.resource == "anchor-set"].count("delete") == 1
+        assert session.scalar(text("SELECT count(*) FROM spaces")) == 0

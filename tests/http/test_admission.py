@@ -1,0 +1,528 @@
+"""Admission: request ids, Host and Origin, rates, and limits of requests and bytes in flight."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from app.db.tables import EncoderRow
+from app.demo.client import free_port
+from app.errors import Overloaded, TooMuchAtOnce
+from app.http import admission, bodies
+from app.http.in_flight import InFlight, Reservation
+from app.main import requires_keys
+from app.settings import Settings
+from app.translate import fit as translators
+from app.types import Scope
+from tests.waiting import slack
+
+BEYOND = "0.0.0.0"  # noqa: S104
+ENCODER = json.dumps({"name": "x", "dim": 2}).encode()
+
+
+# --- ids ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/encoders", "/nothing", "/livez"])
+def test_a_clients_own_request_id_is_used(client, path):
+    answer = client.get(path, headers={"X-Request-ID": "Job-7.step_3"})
+    assert answer.headers["x-request-id"] == "Job-7.step_3"
+    if answer.status_code == 404:
+        assert answer.json()["request_id"] == "Job-7.step_3"
+
+
+@pytest.mark.parametrize("given", [None, "", "a b", "a" * 65, "\u00e9"])
+def test_any_other_request_id_is_replaced(client, given):
+    headers = {} if given is None else {"X-Request-ID": given.encode()}
+    ids = [client.get("/encoders", headers=headers).headers["x-request-id"] for _ in range(2)]
+    assert all(re.fullmatch("[0-9a-f]{32}", id_) for id_ in ids)
+    assert ids[0] != ids[1]
+
+
+@pytest.fixture
+def damaged(client):
+    """A service whose database holds a row that cannot be shown."""
+    client.post("/encoders", json={"name": "x", "dim": 2})
+    with client.app.state.services.db.transaction() as session:
+        session.query(EncoderRow).update({"kind": "none"}, synchronize_session=False)
+    return client
+
+
+def test_also_a_fault_of_the_service_has_its_request_id_and_is_counted_as_what_it_is(
+    damaged, caplog
+):
+    answer = damaged.get("/encoders/x", headers={"X-Request-ID": "unlucky"})
+    assert (answer.status_code, answer.json()["code"], answer.json()["request_id"]) == (
+        500,
+        "internal",
+        "unlucky",
+    )
+    assert "unlucky" in caplog.text
+    assert answer.headers["x-request-id"] == "unlucky"
+    assert (
+        'anchorage_request_seconds_count{method="GET",route="/encoders/{name}",status="500"}'
+        in damaged.get("/metrics").text
+    )
+
+
+# --- Host -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["LOCALHOST:80", "127.0.0.1", "[::1]:8080", "localhost:"])
+def test_a_service_on_loopback_answers_to_its_own_names(client, host):
+    assert client.get("/encoders", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", "[", ""],
+)
+@pytest.mark.parametrize("path", ["/encoders", "/metrics"])
+def test_a_service_on_loopback_answers_to_no_other_host(client, refused, host, path):
+    """A page of the web can make a browser call loopback under its own name."""
+    refused(client.get(path, headers={"Host": host}), 403, "host-not-allowed", "Host")
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_probes_may_come_under_any_host(client, path):
+    assert client.get(path, headers={"Host": "10.0.0.1:8080"}).status_code == 200
+
+
+def test_the_operator_says_which_hosts_are_answered_to(serve, refused):
+    client = serve(allowed_hosts="api.example, Other.Example")
+    for host in ("api.example", "API.EXAMPLE:443", "other.example:8080"):
+        assert client.get("/encoders", headers={"Host": host}).status_code == 200
+    for host in ("localhost", "example"):
+        refused(client.get("/encoders", headers={"Host": host}), 403, "host-not-allowed", "Host")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"allowed_hosts": "*"}, {"auth": "keys"}, {"host": BEYOND}, {"host": BEYOND, "auth": "none"}],
+)
+def test_any_host_is_answered_to_where_keys_protect_or_the_operator_says_so(serve, settings):
+    assert serve(**settings).get("/docs", headers={"Host": "evil.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", [BEYOND, "::", "api.example", "localhost", "127.9.9.9", "::1"])
+def test_keys_are_asked_for_beyond_loopback_only_unless_the_operator_says_otherwise(host):
+    assert requires_keys(Settings(host=host)) == (
+        host not in ("localhost", "127.0.0.1", "127.9.9.9", "::1")
+    )
+    assert not requires_keys(Settings(host=host, auth="none"))
+    assert requires_keys(Settings(host=host, auth="keys"))
+
+
+# --- pages of other sites -------------------------------------------------------------------------
+
+BODY = {"name": "x", "dim": 2}
+FORM = {"request": (None, json.dumps(BODY))}
+OWN = "http://127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site", "Origin": OWN},
+        {"Sec-Fetch-Site": ""},
+        {"Origin": "http://127.0.0.1.evil.example"},
+        {"Origin": "http://127.0.0.1:3000"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": "http://["},
+    ],
+)
+def test_a_page_of_another_site_makes_nobodys_browser_change_anything(client, refused, headers):
+    """A form needs no leave of the service: multipart/form-data is sent at once."""
+    field = "Sec-Fetch-Site" if "Sec-Fetch-Site" in headers else "Origin"
+    refused(client.post("/encoders", files=FORM, headers=headers), 403, "origin-not-allowed", field)
+    refused(client.post("/translate", json={}, headers=headers), 403, "origin-not-allowed", field)
+    refused(client.delete("/encoders/x", headers=headers), 403, "origin-not-allowed", field)
+    assert client.get("/encoders", headers=headers).json() == {"encoders": []}, (
+        "which the page cannot read"
+    )
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Sec-Fetch-Site": "same-origin", "Origin": OWN},
+        {
+            "Sec-Fetch-Site": "same-origin",
+            "Origin": "https://api.example",
+        },  # a proxy that changes the Host
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": OWN},
+        {"Origin": OWN.upper()},
+    ],
+)
+def test_its_own_pages_and_clients_that_are_no_browsers_do(client, headers):
+    assert client.post("/encoders", json=BODY, headers=headers).status_code == 201
+
+
+def test_where_keys_are_asked_for_a_page_has_none(locked, new_key, bearing):
+    headers = {"Sec-Fetch-Site": "cross-site", "Origin": "https://app.example"}
+    assert locked.post("/encoders", json=BODY, headers=headers).status_code == 401
+    assert (
+        locked.post(
+            "/encoders", json=BODY, headers={**headers, **bearing(new_key(locked))}
+        ).status_code
+        == 201
+    )
+
+
+def test_without_keys_it_is_so_beyond_loopback_too(serve, refused):
+    client = serve(host=BEYOND, auth="none")
+    answer = client.post(
+        "/encoders", json=BODY, headers={"Origin": "https://evil.example", "Host": "10.0.0.1:8080"}
+    )
+    refused(answer, 403, "origin-not-allowed", "Origin")
+    headers = {"Origin": "http://10.0.0.1:8080", "Host": "10.0.0.1:8080"}
+    assert client.post("/encoders", json=BODY, headers=headers).status_code == 201
+
+
+# --- rates ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rates", ["100/day;3/hour"])
+def test_requests_above_any_rate_are_refused_until_later(serve, refused, rates):
+    client = serve(rate_limit=rates)
+    answers = [client.get("/encoders") for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+    problem = refused(answers[3], 429, "rate-limited", detail="3 per 1 hour")
+    assert problem["limit"] == 3
+    assert 1 <= problem["retry_after"] <= 3600
+    for path in ("/livez", "/readyz", "/docs", "/openapi.json"):
+        assert client.get(path).status_code == 200
+
+
+def test_each_key_has_its_own_count_and_may_have_its_own_rate(serve, new_key, bearing):
+    client = serve(auth="keys", rate_limit="2/hour")
+    one, other, slow, fast = (
+        bearing(new_key(client, rate=rate)) for rate in (None, None, "1/hour", "4/hour")
+    )
+    for headers, allowed in ((one, 2), (other, 2), (slow, 1), (fast, 4)):
+        statuses = [client.get("/encoders", headers=headers).status_code for _ in range(5)]
+        assert statuses == [200] * allowed + [429] * (5 - allowed)
+
+
+def test_processes_count_together_in_redis(
+    serve, redis_url, redis_prefix, tmp_path, new_key, bearing
+):
+    shared = {
+        "auth": "keys",
+        "rate_limit": "3/hour",
+        "redis_url": redis_url,
+        "redis_prefix": redis_prefix,
+    }
+    one, other = serve(**shared), serve(**shared)
+    headers = bearing(new_key(one))
+    assert [
+        client.get("/encoders", headers=headers).status_code
+        for client in (one, other, one, other, one)
+    ] == [200] * 3 + [429] * 2
+
+
+def test_while_redis_is_away_each_process_counts_by_itself(serve):
+    client = serve(rate_limit="3/hour", redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    assert [client.get("/encoders").status_code for _ in range(5)] == [200, 200, 200, 429, 429]
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Slow:
+    """A client that has sent half of its body, to a server that has begun to read it."""
+
+    def __init__(
+        self, address, body=ENCODER, path="/encoders", verb="POST", length=None, headers=()
+    ):
+        self.socket = socket.create_connection(address, timeout=30)
+        self.rest = body[1:]
+        lines = [
+            f"{verb} {path} HTTP/1.1",
+            "Host: 127.0.0.1",
+            "Content-Type: application/json",
+            "Expect: 100-continue",
+        ]
+        head = "\r\n".join([*lines, *headers, ""])
+        size = f"Content-Length: {len(body)}" if length is None else length
+        self.socket.sendall(
+            f"{head}{size}\r\n\r\n".encode() + (body[:1] if length is None else b"")
+        )
+        assert self.socket.recv(len(CONTINUE), socket.MSG_WAITALL) == CONTINUE
+
+    def finish(self):
+        self.socket.sendall(self.rest)
+        return self.read()
+
+    def read(self):
+        answer = http.client.HTTPResponse(self.socket)
+        answer.begin()
+        answer.read()
+        self.socket.close()
+        return answer.status
+
+
+def ask(address, verb="GET", path="/encoders", body=None, headers=None):
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    connection.request(
+        verb,
+        path,
+        body,
+        {**(headers or {}), **({"Content-Type": "application/json"} if body else {})},
+    )
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer, json.loads(text or b"{}")
+
+
+def until(status, address, **request):
+    """Ask until the answer has this status: the server notices the end of a request later."""
+    deadline = time.monotonic() + 30 * slack()
+    while time.monotonic() < deadline:
+        answer, problem = ask(address, **request)
+        if answer.status == status:
+            return answer, problem
+        time.sleep(0.01)
+    raise AssertionError(f"never {status}, last {answer.status} {problem}")
+
+
+def post(address, path, body):
+    return ask(address, "POST", path, json.dumps(body).encode())[0].status
+
+
+def enlarging(address, dim):
+    """Ask /translate so, with vectors of one number, and each becomes `dim`."""
+    for name, size in (("small", 1), ("large", dim)):
+        assert post(address, "/encoders", {"name": name, "dim": size}) == 201
+    anchors = {
+        "small": [[1], [2], [4]],
+        "large": [[float(row == column) for column in range(dim)] for row in range(3)],
+    }
+    assert post(address, "/anchor-sets", {"name": "set", "embeddings": anchors}) == 201
+    return {"source": "small", "target": "large", "anchor_set": "set"}
+
+
+def test_requests_above_the_servers_room_are_refused_and_health_is_not(listen):
+    address = listen(max_in_flight=1)
+    slow = Slow(address)
+    answer, problem = ask(address)
+    assert (problem["code"], problem["retry_after"], answer.headers["retry-after"]) == (
+        "overloaded",
+        1,
+        "1",
+    )
+    assert answer.headers["x-request-id"] == problem["request_id"]
+    for path in ("/livez", "/readyz", "/openapi.json"):
+        assert ask(address, path=path)[0].status == 200
+    assert slow.finish() == 201
+    assert until(200, address)[1]["encoders"][0]["name"] == "x"
+
+
+def test_one_key_has_half_of_the_room_and_leaves_the_rest_to_others(listen, bearing, first_keys):
+    keys = first_keys(("greedy", Scope.write), ("other", Scope.write))
+    greedy, other = (f"Authorization: Bearer {key}" for key in keys)
+    address = listen(auth="keys", max_in_flight=4)
+    slow = [Slow(address, headers=[greedy]) for _ in range(2)]
+    assert ask(address, headers=bearing(keys[0]))[1]["code"] == "too-much-at-once"
+    assert ask(address, headers=bearing(keys[1]))[0].status == 200
+    assert sorted(one.finish() for one in slow) == [201, 409]
+    assert until(200, address, headers=bearing(keys[0]))[1]["encoders"][0]["name"] == "x"
+    assert Slow(address, headers=[other]).finish() == 201
+
+
+def test_all_keys_of_a_project_share_its_half_of_the_room(listen, bearing, first_keys):
+    keys = first_keys(("greedy", Scope.write), ("greedy", Scope.write), ("other", Scope.write))
+    address = listen(auth="keys", max_in_flight=4)
+    slow = [Slow(address, headers=[f"Authorization: Bearer {key}"]) for key in keys[:2]]
+    statuses = [ask(address, headers=bearing(key))[0].status for key in keys]
+    assert statuses == [429, 429, 200]
+    assert sorted(one.finish() for one in slow) == [201, 409]
+
+
+def test_requests_without_a_working_key_take_no_room_for_their_bodies(listen, bearing, first_keys):
+    [key] = first_keys(("p", Scope.write))
+    address = listen(auth="keys", max_in_flight_bytes=5000, max_body_bytes=4500)
+    unknown = f"Authorization: Bearer anc_{'0' * 32}_{'A' * 43}"
+    slow = [Slow(address, ENCODER.ljust(4000), headers=[unknown]) for _ in range(4)]
+    assert ask(address, "POST", body=b" " * 4000, headers=bearing(key))[0].status == 400
+    assert [one.finish() for one in slow] == [401] * 4
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_answers_take_room_before_they_are_made(listen, encoding):
+    """A small request can cause an answer of megabytes, which its client need not read."""
+    address = listen(max_in_flight_bytes=300_000)
+    body = {**enlarging(address, 2000), "vectors": [[1.5]] * 8, "encoding": encoding}
+    slow = [
+        Slow(address, ENCODER.ljust(90_000)) for _ in range(2)
+    ]  # together with these, 8 x 2,000 numbers exceed the limit
+    assert post(address, "/translate", body) == 503
+    assert post(address, "/translate", {**body, "vectors": [[1.5]] * 3}) == 200
+    assert sorted(one.finish() for one in slow) == [201, 409]
+    assert until(200, address, verb="POST", path="/translate", body=json.dumps(body).encode())
+
+
+def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatch):
+    monkeypatch.setattr(admission, "ANSWER_READ_S", 0.5)
+    monkeypatch.setattr(admission, "ANSWER_BYTES_PER_S", 2**30)
+    address = listen(max_in_flight=1)
+    body = {**enlarging(address, 8192), "vectors": [[1.5]] * 2000}  # tens of megabytes
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(address)
+        data = json.dumps(body).encode()
+        lines = [
+            "POST /translate HTTP/1.1",
+            "Host: 127.0.0.1",
+            "Content-Type: application/json",
+            f"Content-Length: {len(data)}",
+        ]
+        deaf.sendall("\r\n".join([*lines, "", ""]).encode() + data)
+        assert deaf.recv(12) == b"HTTP/1.1 200"
+        assert until(200, address)[1]["encoders"], (
+            "its place is free again, though it has read nothing more"
+        )
+        assert sum(map(len, iter(lambda: deaf.recv(2**20), b""))) < 2000 * 8192, (
+            "and so is its connection"
+        )
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_one_large_answer_leaves_half_of_the_room_to_the_others(keys):
+    at = InFlight(9, 1000)
+    large, small, other = (Reservation(at) for _ in range(3))
+    for room, project in ((large, "greedy"), (small, "greedy"), (other, "other")):
+        room.enter()
+        room.join(project if keys else None)
+    large.take(10**12)
+    assert at.bytes == 500
+    large.take(10**12)  # it has its half already
+    other.take(500)
+    small.take(0)
+    with pytest.raises(TooMuchAtOnce if keys else Overloaded):
+        small.take(1)
+    for room in (large, small, other, large):
+        room.leave()
+    assert (at.requests, at.bytes, at.shares) == (0, 0, {})
+    small.enter()
+    small.take(500)
+
+
+def test_what_is_refused_holds_no_place_while_its_body_is_thrown_away(listen, bearing, first_keys):
+    [key] = first_keys(("p", Scope.write))
+    address = listen(auth="keys", max_in_flight=2)
+    slow = [Slow(address) for _ in range(4)]
+    assert ask(address, headers=bearing(key))[0].status == 200
+    assert [one.finish() for one in slow] == [401] * 4
+
+
+def test_an_answer_of_many_pieces_arrives_whole(listen):
+    address = listen()
+    body = {**enlarging(address, 2000), "vectors": [[1.5], [3.5]] * 150}
+    answer, parsed = ask(address, "POST", "/translate", json.dumps(body).encode())
+    assert int(answer.headers["content-length"]) > 4 * admission.PIECE_BYTES
+    assert [len(row) for row in parsed["vectors"]] == [2000] * 300
+    assert parsed["vectors"][::2] == [parsed["vectors"][0]] * 150
+
+
+def test_a_service_whose_threads_are_all_busy_still_says_that_it_is_ready(listen, monkeypatch):
+    free, resolve = threading.Event(), translators.resolve
+    monkeypatch.setattr(translators, "resolve", lambda *given: free.wait(60) and resolve(*given))
+    address = listen()
+    body = {"encoder": "x", "anchor_set": "x", "vectors": [[1]]}
+    with ThreadPoolExecutor(60) as pool:
+        slow = [
+            pool.submit(post, address, "/relative", body) for _ in range(60)
+        ]  # more than the framework has threads
+        try:
+            assert ask(address, path="/readyz")[0].status == 200
+            assert not any(one.done() for one in slow)
+        finally:
+            free.set()
+        assert {one.result() for one in slow} == {404}
+
+
+def test_an_encoder_named_events_is_no_way_around_the_limits(listen):
+    address = listen(max_in_flight=1)
+    slow = Slow(address, verb="PUT", path="/anchor-sets/x/embeddings/events")
+    assert ask(address)[1]["code"] == "overloaded"
+    assert slow.finish() == 422
+
+
+def test_bodies_above_the_servers_room_are_refused_and_requests_without_one_are_not(listen):
+    address = listen(max_in_flight_bytes=2000)
+    slow = [Slow(address, ENCODER.ljust(900)) for _ in range(2)]
+    assert ask(address, verb="POST", body=b" " * 1000)[1]["code"] == "overloaded"
+    assert ask(address)[0].status == 200
+    assert ask(address, "POST", body=b"{}")[0].status == 422
+    assert sorted(one.finish() for one in slow) == [201, 409]
+    assert until(400, address, verb="POST", body=b" " * 1000)[1]["code"] == "malformed-json"
+
+
+def test_a_body_of_unknown_length_counts_as_the_largest_there_may_be(listen):
+    address = listen(max_in_flight_bytes=9000, max_body_bytes=4500)
+    other = Slow(address, ENCODER.ljust(4000))
+    slow = Slow(address, length="Transfer-Encoding: chunked")
+    assert ask(address, verb="POST", body=b" " * 1000)[1]["code"] == "overloaded"
+    slow.rest = f"{len(ENCODER):x}\r\n".encode() + ENCODER + b"\r\n0\r\n\r\n"
+    assert slow.finish() == 201
+    assert other.finish() == 409
+
+
+def test_a_body_that_does_not_arrive_gives_its_room_back(listen, monkeypatch):
+    monkeypatch.setattr(bodies, "BODY_S", 0.2)
+    address = listen(max_in_flight=1)
+    assert Slow(address).read() == 408
+    assert until(200, address)[1] == {"encoders": []}
+
+
+def test_a_refusal_does_not_wait_for_a_body_that_does_not_arrive(listen, monkeypatch):
+    monkeypatch.setattr(bodies, "DISCARD_S", 0.2)
+    assert Slow(listen(auth="keys")).read() == 401
+
+
+@pytest.mark.parametrize("size", [1_000_000, 3_000_000])
+@pytest.mark.parametrize(
+    ("settings", "status"), [({"rate_limit": "1/day"}, 429), ({"auth": "keys"}, 401)]
+)
+def test_a_refused_body_is_answered_and_its_connection_serves_on(listen, settings, status, size):
+    """Clients send all 3 MB, more than max_body_bytes, before they read the answer."""
+    address = listen(max_body_bytes=2_000_000, **settings)
+    ask(address)  # uses up the rate
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    for _ in range(3):
+        connection.request("POST", "/translate", b" " * size, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["status"]) == (status, status)
+    connection.request("GET", "/livez")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_jobs_above_the_limit_are_refused_until_one_has_ended(serve, refused, endless_bootstrap):
+    client = serve(max_project_jobs=2)
+    for name, dim in (("first", 8), ("second", 6)):
+        client.post("/encoders", json={"name": name, "dim": dim})
+    jobs = [
+        client.post("/bootstrap", json={**endless_bootstrap, "name": f"b{place}"})
+        for place in range(3)
+    ]
+    assert [job.status_code for job in jobs] == [202, 202, 429]
+    problem = refused(jobs[2], 429, "too-many-jobs")
+    assert (problem["limit"], problem["retry_after"]) == (2, 10)
+    client.post(f"/jobs/{jobs[1].json()['id']}/cancel")
+    assert client.post("/bootstrap", json=endless_bootstrap).status_code == 202

@@ -1,0 +1,142 @@
+"""JSON bodies: numbers become tensors as with numpy, and the worst body delays nobody."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import RaggedRows
+from app.http import fields
+from app.http.bodies import MAX_CONTAINERS
+from tests.waiting import slack
+
+NUMBERS = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(-(2**63), 2**64 - 1),
+    st.sampled_from([0, 1, -0.0, 0.0, 1.0, 5e-324, 1.7976931348623157e308]),
+)
+ODD = st.sampled_from([True, False, None, "1", "", [], [1.0], {}, {"a": 1}])
+
+
+@given(
+    st.integers(1, 4).flatmap(
+        lambda dim: st.lists(st.lists(NUMBERS, min_size=dim, max_size=dim), min_size=1, max_size=5)
+    )
+)
+def test_lists_of_numbers_are_the_tensor_that_numpy_makes_of_them(rows):
+    made = fields.parse_matrix(rows, "vectors")
+    assert made.dtype == torch.float64
+    assert made.numpy().tobytes() == np.array(rows, np.float64).tobytes()
+
+
+@given(st.data())
+def test_whatever_is_no_number_is_refused_by_its_row(data):
+    rows = data.draw(st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=1, max_size=5))
+    wrong = data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1))
+    for row in wrong:
+        rows[row][data.draw(st.integers(0, 2))] = data.draw(ODD)
+    with pytest.raises(fields.BadDtype) as refused:
+        fields.parse_matrix(rows, "vectors")
+    assert refused.value.rows == sorted(wrong)
+
+
+def test_rows_of_different_lengths_are_refused_by_row():
+    with pytest.raises(RaggedRows) as refused:
+        fields.parse_matrix([[1.0, 2.0], [1.0], [1.0, 2.0]], "vectors")
+    assert refused.value.rows == [1]
+
+
+#: JSON of 8 MiB that takes as much memory and time as possible
+COSTLY = {
+    "lists": b"[" + b"[]," * (MAX_CONTAINERS - 1) + b"1]",
+    "too many": b"[" + b"{}," * (2**23 // 3 - 1) + b"1]",
+    "texts": b"[" + b'"",' * (2**23 // 3 - 1) + b"1]",
+    "nesting": b"[" * 2**23,
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_the_worst_json_is_refused_while_others_are_answered(listen, name):
+    address, data = listen(), COSTLY[name]
+
+    def send(_number: int) -> int:
+        with closing(http.client.HTTPConnection(*address, timeout=60)) as client:
+            client.request("POST", "/translate", data, {"Content-Type": "application/json"})
+            return client.getresponse().status
+
+    def ask() -> float:
+        begun = time.monotonic()
+        with closing(http.client.HTTPConnection(*address, timeout=60)) as client:
+            client.request("GET", "/livez")
+            assert client.getresponse().status == 200
+        return time.monotonic() - begun
+
+    with ThreadPoolExecutor(4) as pool:
+        bodies = pool.map(send, range(4))
+        slowest = max(ask() for _ in range(20))
+        assert set(bodies) <= {400, 413, 422}
+    assert slowest < 5 * slack()  # far below the time of all bodies, also on a loaded machine
+
+
+def test_json_has_a_smaller_limit_than_npy(serve, refused):
+    client = serve(max_json=2_000, max_body_bytes=4_000)
+    body = b'{"encoder": "x", "anchor_set": "y", "vectors": [[' + b"1," * 1_000 + b"1]]}"
+    json = {"content-type": "application/json"}
+    assert (
+        refused(client.post("/relative", content=body, headers=json), 413, "body-too-large")[
+            "limit"
+        ]
+        == 2_000
+    )
+    chunked = client.post("/relative", content=iter([body]), headers=json)
+    assert refused(chunked, 413, "body-too-large")["limit"] == 2_000
+    file = io.BytesIO()
+    np.save(file, np.ones((3, 300), np.float32))
+    path = "/relative?encoder=x&anchor_set=y"
+    npy = client.post(path, content=file.getvalue(), headers={"content-type": "application/x-npy"})
+    refused(npy, 404, "anchor-set-not-found", "anchor_set")
+
+
+@pytest.mark.parametrize("count", [1, 60, 900])  # parsed at once, and in a thread
+def test_bodies_of_every_size_are_answered_and_refused_alike(stocked, refused, count):
+    rows = np.random.default_rng(count).normal(size=(count, 8))
+    body = {
+        "encoder": "first",
+        "anchor_set": "items",
+        "vectors": rows.tolist(),
+        "encoding": "base64",
+    }
+    whole = stocked.post("/relative", json=body).json()
+    assert (whole["count"], whole["flags"]) == (count, [])
+    bad = rows.tolist()
+    bad[-1] = [*bad[-1][:7], None]
+    refused(
+        stocked.post("/relative", json={**body, "vectors": bad}),
+        422,
+        "bad-dtype",
+        "vectors",
+        [count - 1],
+    )
+    bad[-1] = [*bad[-1][:7], 1e39]
+    refused(
+        stocked.post("/relative", json={**body, "vectors": bad}),
+        422,
+        "value-out-of-range",
+        "vectors",
+        [count - 1],
+    )
+    refused(
+        stocked.post("/relative", json={**body, "vectors": [row[:7] for row in bad]}),
+        422,
+        "dimension-mismatch",
+        "vectors",
+    )

@@ -1,0 +1,106 @@
+"""Errors of fields: what the client sent, and what the server expects there."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from app.http.field_errors import located, sentence
+from app.http.fields import Body, Name
+
+
+class Inner(Body):
+    kind: Literal["inner"] = "inner"
+    size: Annotated[int, Field(ge=1, le=9)] = 1
+
+
+class Other(Body):
+    kind: Literal["other"]
+    colour: str = ""
+
+
+class Outer(Body):
+    name: Name = "a"
+    inner: Inner = Field(default_factory=Inner)
+    either: Annotated[Inner | Other, Field(discriminator="kind")] | None = None
+    inners: list[Inner] = Field(default_factory=list)
+    flag: bool = False
+
+
+def sentences(fields: object, place: Literal["body", "query string"] = "body") -> list[str]:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate(fields)
+    return [sentence(item) for item in located(caught.value, Outer, place=place).errors()]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"nmae": "x"},
+            "`nmae` is not a field of this request. Did you mean `name`? The fields here are "
+            "`name`, `inner`, `either`, `inners`, `flag`.",
+        ),
+        (
+            {"inner": {"x": 1}},
+            "`inner.x` is not a field of this request. The fields here are `kind`, `size`.",
+        ),
+        (
+            {"inners": [{"x": 1}]},
+            "`inners.0.x` is not a field of this request. The fields here are `kind`, `size`.",
+        ),
+        (
+            {"either": {"kind": "other", "x": 1}},
+            "`either.other.x` is not a field of this request. The fields here are `kind`, "
+            "`colour`.",
+        ),
+        ({"inner": {"size": 0}}, "`inner.size` must be at least 1."),
+        ({"inner": {"size": 1.5}}, "`inner.size` must be a whole number, not a decimal number."),
+        ({"inner": {"size": True}}, "`inner.size` must be a whole number, not a boolean."),
+        ({"either": {}}, "`either` must have the field `kind`."),
+        ({"either": {"kind": "third"}}, "`either` must have a `kind` of 'inner', 'other'."),
+        ({"flag": "yes"}, "`flag` must be true or false, not a string."),
+        ([], "The body must be an object, not a list."),
+    ],
+)
+def test_an_error_names_the_field_and_what_is_expected(fields, expected):
+    assert sentences(fields) == [expected]
+
+
+def test_an_object_of_too_many_fields_is_no_unknown_field():
+    [text] = sentences({"inner": {f"x{number}": 1 for number in range(99)}})
+    assert text.startswith("`inner` is not valid: ")
+    assert "not a field" not in text
+
+
+def test_a_field_with_too_long_a_name_is_refused_without_repeating_it():
+    [text] = sentences({"inner": {"x" * 201: 1}})
+    assert "200 characters" in text
+    assert "xxx" not in text
+    [text] = sentences({"inner": {"x" * 200: 1}})
+    assert "is not a field of this request" in text
+
+
+def test_a_missing_field_names_the_place_that_the_route_reads():
+    with pytest.raises(ValidationError) as caught:
+        Other.model_validate({})
+    for place in ("body", "query string"):
+        [item] = located(caught.value, Other, place=place).errors()
+        assert sentence(item) == f"`kind` is missing. Add it to the {place}."
+
+
+def test_in_a_query_string_no_value_is_called_a_string():
+    assert sentences({"flag": "maybe"}, "query string") == ["`flag` must be true or false."]
+
+
+def test_a_wrong_content_type_names_those_that_the_route_reads(client, refused):
+    for path, read in (
+        ("/encoders", ["application/json"]),
+        ("/translate", ["application/json", "application/x-npy"]),
+    ):
+        answer = client.post(path, content=b"x", headers={"content-type": "text/csv"})
+        problem = refused(answer, 415, "unsupported-media-type", detail="text/csv")
+        assert all(media in problem["detail"] for media in read)
+        assert ("npy" in problem["detail"]) == (path == "/translate")

@@ -1,0 +1,191 @@
+"""Limits outside bodies: of the address, the headers, and the extras of chunked bodies."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from app.http.connections import ADDRESS_BYTES, HEAD_BYTES
+
+LINE = b"x-filler: " + b"b" * 1000 + b"\r\n"
+REQUEST = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+CHUNKED = (
+    b"POST /encoders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+
+
+def sent_until_refused(address, first, more, most=64 * 1024 * 1024):
+    """How much a client can send before the server hangs up, and what it said."""
+    with socket.create_connection(address, timeout=30) as client:
+        client.sendall(first)
+        sent = 0
+        try:
+            while sent < most:
+                sent += client.send(more * 64)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        try:
+            return sent, client.recv(65536)
+        except ConnectionResetError:
+            return sent, b""
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        (REQUEST, LINE),
+        (REQUEST + b"x-long: ", b"b" * 1000),
+        (b"GET /livez?", b"b" * 1000),
+        (b"GET /livez HTTP/1.1\r\n", b"b" * 1000),
+        (CHUNKED + b"2\r\n{}\r\n0\r\n", LINE),
+        (CHUNKED + b"2\r\n{}\r\n0\r\nx-long: ", b"b" * 1000),
+        (CHUNKED + b"2;", b"b" * 1000),
+    ],
+    ids=["headers", "header", "address", "name", "trailers", "trailer", "extension"],
+)
+def test_nothing_but_a_body_goes_on_for_long(listen, first, more):
+    sent, _ = sent_until_refused(listen(), first, more)
+    assert sent < 16 * 1024 * 1024, "what fits into the sockets' buffers, not what the client likes"
+
+
+def test_too_many_headers_are_a_problem_document_and_the_end_of_the_connection(listen):
+    with socket.create_connection(listen(), timeout=30) as client:
+        client.sendall(REQUEST + b"x-long: " + b"b" * (HEAD_BYTES + 1000) + b"\r\n\r\n")
+        head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert b"content-type: application/problem+json" in head
+    assert json.loads(body)["code"] == "headers-too-large"
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"\x00\x01\x02\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"GET /\r\nHost\r\n\r\n"]
+)
+def test_what_is_not_http_is_a_problem_document(listen, nonsense):
+    with socket.create_connection(listen(), timeout=30) as client:
+        client.sendall(nonsense)
+        head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["code"] == "malformed-http"
+
+
+def test_long_headers_bodies_and_many_requests_on_one_connection_are_fine(listen):
+    """Each request has the limit for itself, and a body of many small chunks is no head."""
+    body = (
+        b"".join(
+            b"1\r\n%c\r\n" % byte for byte in json.dumps({"name": "x" * 50, "dim": 8}).encode()
+        )
+        + b"0\r\n\r\n"
+    )
+    with socket.create_connection(listen(), timeout=30) as client:
+        answers = client.makefile("rb")
+        for _ in range(5):
+            client.sendall(REQUEST + LINE * 30 + b"\r\n")
+            assert answers.readline().startswith(b"HTTP/1.1 200 ")
+            while answers.readline() not in (b"\r\n", b""):
+                pass
+            skip_body(answers)
+        client.sendall(CHUNKED + body)
+        assert answers.readline().startswith(b"HTTP/1.1 201 ")
+
+
+def answered(address, request):
+    """Status and problem document that the server sends for these bytes before it hangs up."""
+    with socket.create_connection(address, timeout=30) as client:
+        client.sendall(request)
+        head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
+    return head.split(b"\r\n")[0], json.loads(body)
+
+
+def test_too_long_an_address_is_said_to_be_one(listen):
+    request = b"GET /livez?" + b"b" * 40_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    line, problem = answered(listen(), request)
+    assert line.startswith(b"HTTP/1.1 414 ")
+    assert problem["code"] == "address-too-long"
+    assert str(ADDRESS_BYTES) in problem["detail"]
+
+
+HEAD = b"POST /encoders HTTP/1.1\r\nContent-Type: application/json\r\n"
+ONE_HOST = HEAD + b"Host: 127.0.0.1\r\n"
+OTHERS = b"Content-Length: 4\r\n\r\n{}\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ONE_HOST + b"Host: 127.0.0.1\r\n" + OTHERS,
+        ONE_HOST + b"HOST: evil.example\r\n" + OTHERS,
+        HEAD + OTHERS,
+        ONE_HOST + b"Transfer-Encoding: chunked\r\n" + OTHERS,
+        ONE_HOST + b"Content-Length: 4\r\n" + OTHERS,
+        ONE_HOST + b"Content-Length: 5\r\n" + OTHERS,
+        ONE_HOST + b"Content-Length: 4, 4\r\n\r\n{}\r\n",
+        ONE_HOST + b"X: a\r\n b\r\n" + OTHERS,
+        ONE_HOST + b"X : a\r\n" + OTHERS,
+        ONE_HOST + b"Content-Length: 4\n\r\n{}\r\n",
+        ONE_HOST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        ONE_HOST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        ONE_HOST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        ONE_HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n" + OTHERS,
+        ONE_HOST
+        + b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        ONE_HOST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+    ids=[
+        "Host twice",
+        "two Hosts",
+        "no Host",
+        "two framings",
+        "Content-Length twice",
+        "two Content-Lengths",
+        "a list of Content-Lengths",
+        "a folded header",
+        "a space before the colon",
+        "a bare line feed",
+        "gzip, chunked",
+        "gzip, and chunked",
+        "another encoding",
+        "a body and an Upgrade",
+        "chunks and an Upgrade",
+        "chunked in HTTP/1.0",
+    ],
+)
+def test_what_a_proxy_may_read_in_another_way_is_refused(listen, request_):
+    line, problem = answered(listen(), request_)
+    assert line == b"HTTP/1.1 400 Bad Request"
+    assert problem["code"] == "malformed-http"
+    if b"Host" not in request_ or request_.lower().count(b"host:") > 1:
+        assert "Host" in problem["detail"]
+
+
+def test_an_offer_of_another_protocol_is_not_taken(listen):
+    with socket.create_connection(listen(), timeout=30) as client:
+        for _ in range(2):
+            client.sendall(REQUEST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 200"
+            while b"}" not in client.recv(4096):
+                pass
+
+
+def test_http_1_0_needs_no_host(listen):
+    with socket.create_connection(listen(), timeout=30) as client:
+        client.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 200"
+
+
+def test_trailers_are_no_headers(listen):
+    """A proxy lets them through where it would have taken a header of that name away."""
+    with socket.create_connection(listen(auth="keys"), timeout=30) as client:
+        client.sendall(
+            CHUNKED.replace(b"Content-Type", b"X-Request-ID: mine\r\nContent-Type") + b"1\r\n{\r\n"
+        )
+        client.sendall(b"1\r\n}\r\n0\r\nX-API-Key: anc_1\r\nHost: evil\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 401"
+
+
+def skip_body(answers):
+    """An answer of /livez ends with its only brace."""
+    while answers.read(1) not in (b"}", b""):
+        pass

@@ -1,0 +1,84 @@
+"""/metrics: what Prometheus reads. That no name is in it: see test_projects.py."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.demo.client import free_port
+from app.ops import metrics
+
+
+def read(client):
+    """The families of /metrics, and every sample by its name and labels."""
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    families = list(text_string_to_metric_families(answer.text))
+    samples = {
+        (row.name, frozenset(row.labels.items())): row.value
+        for family in families
+        for row in family.samples
+    }
+    assert len(samples) == sum(len(family.samples) for family in families)
+    return {family.name for family in families}, samples
+
+
+def value(client, name, **labels):
+    return read(client)[1].get((name, frozenset(labels.items())), 0.0)
+
+
+def test_every_family_is_there(client):
+    families, _ = read(client)
+    ours = [
+        metric
+        for metric in vars(metrics).values()
+        if isinstance(metric, Counter | Gauge | Histogram)
+    ]
+    assert len(ours) >= 9
+    assert {family.name for metric in ours for family in metric.describe()} <= families
+    assert {
+        "anchorage_jobs",
+        "anchorage_queue_oldest_seconds",
+    } <= families
+
+
+@pytest.mark.parametrize(
+    ("path", "route", "status"),
+    [
+        ("/encoders", "/encoders", "200"),
+        ("/encoders/zq", "/encoders/{name}", "404"),
+        ("/jobs/00000000000000000000000000000000/events", "/jobs/{id}/events", "404"),
+        ("/zq/nothing", "none", "404"),
+        ("/livez", "/livez", "200"),
+    ],
+)
+def test_requests_are_counted_by_route_and_not_by_path(client, path, route, status):
+    labels = {"method": "GET", "route": route, "status": status}
+    before = value(client, "anchorage_request_seconds_count", **labels)
+    client.get(path)
+    assert value(client, "anchorage_request_seconds_count", **labels) == before + 1
+    assert "zq" not in client.get("/metrics").text
+
+
+def test_refusals_are_counted_by_code(client):
+    before = value(client, "anchorage_refused_total", code="encoder-not-found")
+    client.get("/encoders/none")
+    assert value(client, "anchorage_refused_total", code="encoder-not-found") == before + 1
+
+
+def test_what_the_service_depends_on_and_its_disk_are_shown(serve, redis_url, redis_prefix):
+    def up(client):
+        return {
+            dict(labels)["dependency"]: number
+            for (name, labels), number in read(client)[1].items()
+            if name == "anchorage_dependency_up"
+        }
+
+    metrics.DEPENDENCY_UP.clear()  # what other services of this process have set
+    assert up(serve()) == {"database": 1, "models": 1}
+    alone = serve(redis_url=redis_url, redis_prefix=redis_prefix)
+    assert up(alone) == {"database": 1, "models": 1, "redis": 1}
+    degraded = serve(redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    assert up(degraded) == {"database": 1, "models": 1, "redis": 0}
+    assert value(degraded, "anchorage_data_bytes", state="free") > 0

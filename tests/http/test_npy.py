@@ -1,0 +1,490 @@
+"""npy in and out, which form an answer takes, and fields in the query string."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import re
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import Request
+from starlette.testclient import TestClient
+
+from app.errors import AnchorageError, NotAcceptable
+from app.http import bodies, npy, query_fields
+from app.http.answers import preferred_media
+from app.http.field_errors import CODES, field_of
+from app.http.problems import status_of
+from app.translate.endpoints import TranslateRequest
+
+JSON, NPY = "application/json", "application/x-npy"
+PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
+TRANSLATE = "/translate?source=first&target=second&anchor_set=items"
+RELATIVE = "/relative?encoder=first&anchor_set=items"
+VECTORS = np.random.default_rng(5).normal(size=(5, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def service(stock: Callable[..., TestClient], parallel: dict[str, np.ndarray]) -> TestClient:
+    """The running service with two encoders, their parallel anchors and two heads."""
+    classes = {"encoder": "second", "classes": ["no", "é"], "weight": [[1] * 6, [-1] * 6]}
+    numbers = {
+        "encoder": "second",
+        "output": {"kind": "numbers"},
+        "weight": [[1e6] * 6, [1] * 6, [0] * 6],
+    }
+    return stock(parallel, heads={"classes": classes, "numbers": numbers})
+
+
+def written(array: np.ndarray, **how: Any) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, **how)
+    return file.getvalue()
+
+
+def with_header(
+    text: str | bytes, data: bytes = VECTORS.tobytes(), version: tuple[int, int] = (1, 0)
+) -> bytes:
+    head = text if isinstance(text, bytes) else text.encode()
+    size = struct.pack("<H" if version[0] == 1 else "<I", len(head))
+    return b"\x93NUMPY" + bytes(version) + size + head + data
+
+
+def described(descr: str = "'<f4'", shape: str = "(5, 8)", order: str = "False") -> str:
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}\n"
+
+
+def send(
+    client: TestClient, body: bytes, path: str = TRANSLATE, media: str = NPY, **headers: str
+) -> Any:
+    return client.post(path, content=body, headers={"content-type": media, **headers})
+
+
+def numbers(answer: Any, field: str = "vectors") -> np.ndarray:
+    """The matrix of an answer in whichever form."""
+    assert answer.status_code == 200, answer.text
+    media = answer.headers["content-type"]
+    if media == NPY:
+        return np.load(io.BytesIO(answer.content), allow_pickle=False)
+    value = answer.json()[field]
+    if isinstance(value, dict):
+        return np.frombuffer(b64decode(value["base64"]), value["dtype"]).reshape(value["shape"])
+    return np.array(value, np.float32)
+
+
+# --- npy in ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f2", ">f4", ">f8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_npy_of_any_float_order_and_version_is_its_numbers(dtype, order, version):
+    array = np.asarray(VECTORS.astype(dtype), order=order)
+    for body in (written(array, version=version), memoryview(bytearray(written(array)))):
+        assert np.array_equal(npy.read(body).numpy(), array)
+
+
+def test_a_header_need_not_be_padded():
+    for version in ((1, 0), (2, 0), (3, 0)):
+        assert np.array_equal(npy.read(with_header(described(), version=version)).numpy(), VECTORS)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [(TRANSLATE, PAIR), (RELATIVE, {"encoder": "first", "anchor_set": "items"})],
+)
+def test_npy_is_answered_as_its_numbers_in_json_are(service, path, fields):
+    array = np.asfortranarray(VECTORS.astype(">f2"))
+    body = {**fields, "vectors": array.astype("f8").tolist()}
+    listed = service.post(path.partition("?")[0], json=body)
+    np.testing.assert_allclose(
+        numbers(send(service, written(array), path)), numbers(listed), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_set_takes_another_encoders_embeddings_as_npy(service, refused):
+    path = "/anchor-sets/more/embeddings/second"
+    anchors, vectors = (
+        np.random.default_rng(1).normal(size=(20, 8)),
+        np.random.default_rng(2).normal(size=(20, 6)).astype("<f2"),
+    )
+
+    def put(body: bytes) -> Any:
+        return service.put(path, content=body, headers={"content-type": NPY})
+
+    assert (
+        service.post(
+            "/anchor-sets", json={"name": "more", "embeddings": {"first": anchors.tolist()}}
+        ).status_code
+        == 201
+    )
+    refused(put(written(vectors[:19])), 409, "anchor-count-mismatch", "vectors")
+    refused(put(written(vectors[:, :5])), 422, "dimension-mismatch", "vectors")
+    refused(put(b"{}"), 400, "bad-npy", "vectors")
+    answer = put(written(np.asfortranarray(vectors)))
+    assert (answer.status_code, answer.json()["encoders"]) == (201, ["first", "second"])
+    itself = numbers(send(service, written(vectors), "/relative?encoder=second&anchor_set=more"))
+    np.testing.assert_allclose(np.diag(itself), 1, atol=1e-3)  # row i is anchor i
+    assert service.delete("/anchor-sets/more").status_code == 204
+
+
+#: what an error shows of Python's own
+INSIDE = r"0x|ast\.|object at|<class|lambda"
+
+BAD = {
+    "nothing": (b"", 400, "bad-npy"),
+    "a few bytes": (b"\x93NUM", 400, "bad-npy"),
+    "json": (b'{"vectors": [[1, 2, 3, 4, 5, 6, 7, 8]]}', 400, "bad-npy"),
+    "a pickle": (pickle.dumps(VECTORS), 400, "bad-npy"),
+    "objects": (written(np.array([[1, "a"]], object), allow_pickle=True), 422, "bad-dtype"),
+    "integers": (written(VECTORS.astype("i4")), 422, "bad-dtype"),
+    "numbers of arrays": (with_header(described("('<f4', (2,))")), 422, "bad-dtype"),
+    "0-d": (written(VECTORS[0, 0]), 422, "bad-shape"),
+    "1-d": (written(VECTORS[0]), 422, "bad-shape"),
+    "3-d": (written(VECTORS[None]), 422, "bad-shape"),
+    "no rows": (written(VECTORS[:0]), 422, "empty-vectors"),
+    "a byte missing": (written(VECTORS)[:-1], 400, "bad-npy"),
+    "a byte more": (written(VECTORS) + b"\0", 400, "bad-npy"),
+    "two files": (written(VECTORS) * 2, 400, "bad-npy"),
+    "more than there are": (with_header(described(shape="(2**62, 8)")), 400, "bad-npy"),
+    "far more": (with_header(described(shape=f"({2**62}, 8)")), 400, "bad-npy"),
+    "beyond any integer": (with_header(described(shape=f"({2**64}, 8)")), 422, "bad-shape"),
+    "negative rows": (with_header(described(shape="(-5, 8)")), 422, "bad-shape"),
+    "true rows": (
+        with_header(described(shape="(True, 8)"), VECTORS[:1].tobytes()),
+        422,
+        "bad-shape",
+    ),
+    "rows as floats": (with_header(described(shape="(5.0, 8)")), 422, "bad-shape"),
+    "a list as shape": (with_header(described(shape="[5, 8]")), 422, "bad-shape"),
+    "no type": (with_header(described("()")), 422, "bad-dtype"),
+    "an unknown order": (with_header(described(order="3")), 400, "bad-npy"),
+    "another key": (with_header(described()[:-2] + "'x': 1}"), 400, "bad-npy"),
+    "open brackets": (with_header("(((("), 400, "bad-npy"),
+    "deep nesting": (with_header("(" * 500 + ")" * 500), 400, "bad-npy"),
+    "arithmetic in a shape": (with_header(described(shape="(9**9**9, 8)")), 400, "bad-npy"),
+    "a name": (with_header("open"), 400, "bad-npy"),
+    "another version": (with_header(described(), version=(4, 0)), 400, "bad-npy"),
+    "a call": (with_header("__import__('os').abort()"), 400, "bad-npy"),
+    "a header that is not text": (with_header(b"\xff" * 100, version=(3, 0)), 400, "bad-npy"),
+    "a long header": (with_header(described() + " " * 20_000), 400, "bad-npy"),
+    "a header longer than the file": (
+        b"\x93NUMPY\x01\x00\xff\xff" + described().encode(),
+        400,
+        "bad-npy",
+    ),
+    "a header of gigabytes": (
+        b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + described().encode(),
+        400,
+        "bad-npy",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
+def test_what_is_no_matrix_of_floats_is_refused(name):
+    body, status, code = BAD[name]
+    with pytest.raises(AnchorageError) as refused:
+        npy.read(body)
+    error = refused.value
+    assert (status_of(error), error.code, error.field) == (status, code, "vectors")
+    assert not re.search(INSIDE, error.detail), "nothing of the inside"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_of_npy_that_are_not_finite_are_named(service, refused, value):
+    array = VECTORS.astype(">f4")
+    array[1, 2] = array[4, 7] = value
+    for path in (TRANSLATE, RELATIVE):
+        answer = send(service, written(np.asfortranarray(array)), path)
+        refused(answer, 422, "non-finite", "vectors", [1, 4])
+
+
+def test_more_rows_of_npy_than_allowed_are_refused_and_the_limit_named(service, refused):
+    rows = np.ones((2001, 8), np.float16)
+    assert (
+        refused(send(service, written(rows)), 413, "too-many-vectors", "vectors")["limit"] == 2000
+    )
+    assert send(service, written(rows[:2000])).status_code == 200
+
+
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning",
+    "ignore::DeprecationWarning",
+    "ignore::SyntaxWarning",
+    "ignore::RuntimeWarning",
+)
+def test_damaged_npy_is_read_or_refused_and_never_fails():
+    seeds = [
+        written(VECTORS),
+        written(np.asfortranarray(VECTORS.astype(">f8"))),
+        written(VECTORS.astype("<f2"), version=(2, 0)),
+    ]
+    source = random.Random(3)
+    for _ in range(500):
+        body = bytearray(source.choice(seeds))
+        for _ in range(source.choice((1, 1, 2, 4))):
+            place = source.randrange(min(len(body), 140))
+            match source.randrange(5):
+                case 0 | 1:
+                    body[place] ^= 1 << source.randrange(8)
+                case 2:
+                    body[place] = source.choice(b"\0\xff(){}[]'\"\\,-0L")
+                case 3:
+                    del body[place : place + source.choice((1, 8, len(body) - 1))]
+                case _:
+                    body[place:place] = source.choice(
+                        (b"\xff" * 4, b"(" * 8, b"9" * 8, b"'", b"\n ")
+                    )
+            if not body:
+                break
+        with suppress(AnchorageError):
+            assert npy.read(memoryview(body)).ndim == 2
+
+
+# --- the form of the answer -----------------------------------------------------------------------
+
+
+def forms() -> dict[str, tuple[str, bytes]]:
+    """The same vectors in every form: media type and body."""
+    base64 = {"dtype": "float32", "shape": [5, 8], "base64": b64encode(VECTORS.tobytes()).decode()}
+    return {
+        "json": (JSON, json.dumps({"vectors": VECTORS.tolist()}).encode()),
+        "base64": (JSON, json.dumps({"vectors": base64}).encode()),
+        "npy": (NPY, written(VECTORS)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("accept", "as_json", "as_npy"),
+    [
+        ("", JSON, NPY),
+        ("*/*", JSON, NPY),
+        ("application/*", JSON, NPY),
+        ("text/html, */*;q=0.1", JSON, NPY),
+        (NPY, NPY, NPY),
+        ("APPLICATION/X-NPY", NPY, NPY),
+        (f"{NPY};q=0.5", NPY, NPY),
+        (f"{JSON};q=0.2,{NPY};q=0.3", NPY, NPY),
+        (f"{JSON}, {NPY}", JSON, JSON),
+        (f"{NPY};q=0.5, {JSON};q=0.9", JSON, JSON),
+        (f"{NPY};q=0, {JSON}, */*;q=0.1", JSON, JSON),
+        (f"text/csv, {NPY};q=0.01", NPY, NPY),
+        (f"{JSON};q=nan, {NPY};q=0.1", NPY, NPY),
+        (f"{JSON};q=x, {NPY};q=0.1", NPY, NPY),
+        (f"{JSON};charset=utf-8", JSON, JSON),
+        ("text/html", None, None),
+        (f"{NPY};q=0", None, None),
+        ("*/*;q=0", None, None),
+        (",;q=1,,", None, None),
+        ("x" * 5000, None, None),
+    ],
+)
+def test_the_accept_header_chooses_the_form(accept, as_json, as_npy):
+    request = Request({"type": "http", "headers": [(b"accept", accept.encode())]})
+    for own, expected in ((JSON, as_json), (NPY, as_npy)):
+        if expected is None:
+            with pytest.raises(NotAcceptable) as refused:
+                preferred_media(request, own)
+            assert refused.value.field == "Accept"
+        else:
+            assert preferred_media(request, own) == expected
+
+
+def test_an_answer_has_the_form_of_the_body_or_of_accept(service, refused):
+    for media, body in forms().values():
+        for accept, expected in (("", media), (JSON, JSON), (NPY, NPY)):
+            answer = send(service, body, media=media, accept=accept)
+            assert (answer.status_code, answer.headers["content-type"]) == (200, expected)
+    answer = send(service, written(VECTORS), accept="text/html")
+    refused(answer, 406, "not-acceptable", "Accept")
+
+
+def test_a_body_in_another_form_than_it_says_is_refused(service, refused):
+    json_body, npy_body = forms()["json"][1], forms()["npy"][1]
+    refused(send(service, json_body, media=NPY), 400, "bad-npy", "vectors")
+    refused(send(service, npy_body, media=JSON), 400, "malformed-json")
+
+
+@pytest.mark.parametrize("accept", [JSON, NPY])
+def test_answers_beyond_float16_are_refused_by_row_in_every_form(service, refused, accept):
+    rows = VECTORS.copy()
+    rows[2] *= 1e9
+    far = TRANSLATE + "&dtype=float16&keep_norms=true&method=ridge"
+    refused(
+        send(service, written(rows), far, accept=accept), 422, "value-out-of-range", "vectors", [2]
+    )
+    assert np.isfinite(
+        numbers(send(service, written(rows), far.replace("float16", "float32"), accept=accept))
+    ).all()
+    head = "/stitch?encoder=first&anchor_set=items&head=numbers&dtype=float16"
+    refused(
+        send(service, written(VECTORS), head, accept=accept),
+        422,
+        "value-out-of-range",
+        "vectors",
+        [0, 1, 2, 3, 4],
+    )
+
+
+def test_flags_and_what_served_it_are_said_in_headers(service):
+    answer = service.post(
+        "/anchor-sets", json={"name": "plane", "embeddings": {"first": np.eye(8)[:3].tolist()}}
+    )
+    assert answer.status_code == 201
+    rows = np.vstack([np.eye(8)[0], np.eye(8)[:3].mean(axis=0), np.eye(8)[1]]).astype("f4")
+    answer = send(service, written(rows), RELATIVE.replace("items", "plane"))
+    assert json.loads(answer.headers["anchorage-flags"]) == [
+        {"row": 1, "code": "equals-anchor-mean"}
+    ]
+    assert answer.headers["anchorage-flag-count"] == "1"
+    assert numbers(answer)[1].tolist() == [0, 0, 0]
+    many = send(service, written(np.tile(rows[1], (300, 1))), RELATIVE.replace("items", "plane"))
+    assert many.headers["anchorage-flag-count"] == "300"
+    assert len(json.loads(many.headers["anchorage-flags"])) == 100
+    service.delete("/anchor-sets/plane")
+    answer, listed = (
+        send(service, written(VECTORS)),
+        send(service, forms()["json"][1], media=JSON).json(),
+    )
+    assert answer.headers["anchorage-translator"] == listed["translator"]
+    assert answer.headers["anchorage-method"] == listed["method"]
+    assert json.loads(answer.headers["anchorage-options"]) == listed["options"]
+    assert "anchorage-flags" not in answer.headers
+
+
+def test_every_answer_says_where_its_time_went(service):
+    for media, body in forms().values():
+        for accept in (JSON, NPY):
+            timing = send(service, body, media=media, accept=accept).headers["server-timing"]
+            parts = dict(part.split(";dur=") for part in timing.split(", "))
+            assert list(parts) == ["read", "parse", "answer"]
+            assert all(0 <= float(milliseconds) < 60_000 for milliseconds in parts.values())
+
+
+# --- fields in the query string -------------------------------------------------------------------
+
+
+def read_query(more: str) -> TranslateRequest:
+    """The fields of an npy body and a query string."""
+    query = f"{TRANSLATE}&{more}".partition("?")[2].encode()
+    request = Request({"type": "http", "headers": [], "query_string": query})
+    fields = query_fields.read(request, TranslateRequest)
+    vectors = {"vectors": npy.read(written(VECTORS))}
+    joined = query_fields.join(vectors, fields, only_vectors=True)
+    return bodies.validate(TranslateRequest, joined, "query string")
+
+
+def test_fields_and_options_in_the_query_mean_what_they_mean_in_a_body(service):
+    options = {"delta": 0, "omega": 3, "seed": 11, "renormalise": False, "keep_norms": True}
+    body = {**PAIR, "method": "irp", "options": options, "vectors": VECTORS.tolist()}
+    listed = service.post("/translate", json=body).json()
+    query = TRANSLATE + "&method=irp&delta=0&omega=3&seed=11&renormalise=false&keep_norms=true"
+    answer = send(service, written(VECTORS), query, accept=JSON).json()
+    assert answer == listed
+    assert send(service, forms()["json"][1], query, JSON).json() == listed
+    coordinates = numbers(send(service, written(VECTORS), RELATIVE + "&encode_power=1&ridge=0.5"))
+    body = {
+        "encoder": "first",
+        "anchor_set": "items",
+        "encode_power": 1,
+        "ridge": 0.5,
+        "vectors": VECTORS.tolist(),
+    }
+    np.testing.assert_allclose(
+        coordinates, service.post("/relative", json=body).json()["vectors"], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_relative_vectors_may_be_the_whole_body(service, refused):
+    coordinates = numbers(send(service, written(VECTORS), RELATIVE + "&encode_power=1"))
+    body = {
+        "target": "second",
+        "anchor_set": "items",
+        "relative_power": 1,
+        "relative": coordinates.tolist(),
+    }
+    truth = service.post("/translate", json=body).json()["vectors"]
+    path = "/translate?target=second&anchor_set=items&relative_power=1&relative=true"
+    np.testing.assert_allclose(
+        numbers(send(service, written(coordinates), path)), truth, rtol=1e-5, atol=1e-5
+    )
+    refused(
+        send(service, written(coordinates), path + "&precision=bfloat16"),
+        422,
+        "invalid-request",
+        "precision",
+    )
+    wrong = refused(send(service, written(VECTORS), path), 422, "dimension-mismatch", "relative")
+    assert "40" in wrong["detail"]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "field"),
+    [
+        ("foo=1", "unknown-field", "foo"),
+        ("target=second", "invalid-request", "target"),
+        ("seed=1&seed=2", "invalid-request", "seed"),
+        ("seed=18446744073709551616", "invalid-request", "options.seed"),
+        ("seed=1.0", "invalid-request", "options.seed"),
+        ("seed=", "invalid-request", "options.seed"),
+        ("delta=NaN", "invalid-request", "options.delta"),
+        ("delta=1e999", "invalid-request", "options.delta"),
+        ("delta=true", "invalid-request", "options.delta"),
+        ('delta="0.5"', "invalid-request", "options.delta"),
+        ("renormalise=1", "invalid-request", "options.renormalise"),
+        ("renormalise=True", "invalid-request", "options.renormalise"),
+        ("column=vector", "unknown-field", "column"),
+        ("stream=true", "unknown-field", "stream"),
+        ("method=nearest", "invalid-request", "method"),
+        ("options=x", "invalid-request", "options"),
+        ("options={}&delta=0.5", "invalid-request", "options"),
+        ("options=x&delta=0.5", "invalid-request", "options"),
+        ("vectors=1", "invalid-request", "vectors"),
+        ("vectors=[[1]]", "invalid-request", "vectors"),
+        ("inputs=a", "invalid-request", "inputs"),
+        ("relative=1", "invalid-request", "relative"),
+        ("relative=True", "invalid-request", "relative"),
+        ("relative=", "invalid-request", "relative"),
+        ("dtype=float64", "invalid-request", "dtype"),
+        ("encoding=hex", "invalid-request", "encoding"),
+    ],
+)
+def test_wrong_fields_in_the_query_are_refused_where_they_stand(more, code, field):
+    with pytest.raises((AnchorageError, RequestValidationError)) as refused:
+        read_query(more)
+    if isinstance(refused.value, AnchorageError):
+        assert (refused.value.code, refused.value.field) == (code, field)
+    else:
+        [item] = refused.value.errors()
+        assert (CODES.get(item["type"], "invalid-request"), field_of(item)) == (code, field)
+
+
+def test_wrong_fields_in_the_query_are_problems_of_the_answer(service, refused):
+    for more, code, field in (
+        ("foo=1", "unknown-field", "foo"),
+        ("seed=1.0", "invalid-request", "options.seed"),
+        ("method=irp&ridge=1", "unknown-option", "options.ridge"),
+    ):
+        refused(send(service, written(VECTORS), f"{TRANSLATE}&{more}"), 422, code, field)
+
+
+def test_a_field_in_body_and_query_is_refused(service, refused):
+    body = json.dumps({**PAIR, "vectors": VECTORS.tolist(), "options": {"seed": 1}}).encode()
+    refused(send(service, body, "/translate?target=second", JSON), 422, "invalid-request", "target")
+    refused(send(service, body, "/translate?seed=1", JSON), 422, "invalid-request", "options")
+    refused(send(service, body, "/translate?vectors=1", JSON), 422, "invalid-request", "vectors")
+    refused(send(service, b"[]", "/translate?target=second", JSON), 422, "invalid-request", "body")
+    refused(send(service, written(VECTORS), "/translate"), 422, "missing-field", "target")
+    many = "&".join(f"f{number}=1" for number in range(3000))
+    assert send(service, written(VECTORS), f"/translate?{many}").status_code == 422

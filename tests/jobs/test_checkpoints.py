@@ -1,0 +1,227 @@
+"""Checkpoints of jobs: which are written, and who resumes from them."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+import torch
+
+from app.context import Services
+from app.db import tables
+from app.errors import (
+    StorageUnavailable,
+)
+from app.jobs import progress
+from app.jobs import worker as runner
+from app.jobs.worker import JobResult
+from app.ops import retention
+from app.types import JobState
+from tests.helpers import again, age, files
+from tests.jobs.helpers import at, going, never, run, step_of, taken_over
+
+
+@pytest.fixture
+def keep_all(monkeypatch):
+    """Every state is kept."""
+    monkeypatch.setattr(progress, "CHECKPOINT_EVERY_S", 0)
+    monkeypatch.setattr(progress, "CHECKPOINT_SHARE", math.inf)
+
+
+def resumed(services: Services, job: tables.JobRow) -> int | None:
+    """A last turn, which ends well; returns the step from which it went on."""
+    row = run(
+        services,
+        job,
+        lambda services, row, progress: JobResult({"from": step_of(progress.resume())}),
+    )
+    assert row.state == JobState.succeeded
+    return row.result["from"]  # type: ignore[no-any-return]
+
+
+def test_a_later_try_finds_the_last_state_bit_by_bit(services, job):
+    floats = torch.tensor([1.5, math.nan, -0.0, math.inf, 1e-45])
+    state = {
+        "doubles": torch.rand(3, 4, dtype=torch.float64).T,
+        "none": torch.empty(0, 2),
+        "job": torch.tensor(1),
+        "floats": floats,
+        "part": floats[1:],  # what shares memory is kept, too
+    }
+    found = {}
+
+    def first(services, row, progress):
+        assert progress.resume() is None
+        progress.checkpoint(1, state)
+        raise StorageUnavailable("later")
+
+    def second(services, row, progress):
+        found.update(progress.resume())
+        return JobResult({})
+
+    run(services, job, first)
+    run(services, job, second)
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (found[name], tensor)))
+
+
+def test_a_job_that_gets_further_each_time_may_lose_any_number_of_workers(services, job, keep_all):
+    begun = [going(services, job, step, step + 1) for step in range(1, 2 * runner.MAX_ATTEMPTS)]
+    assert begun == [None, *range(2, 2 * runner.MAX_ATTEMPTS)]
+    assert again(services, job).attempts == 1
+    assert resumed(services, job) == 2 * runner.MAX_ATTEMPTS
+
+
+@pytest.mark.parametrize("steps", [(), (6, 7)])
+def test_a_job_that_loses_its_worker_at_one_place_ends_after_five_tries(
+    services, job, keep_all, steps
+):
+    going(services, job, 5, 6, 7)
+    for _ in range(runner.MAX_ATTEMPTS - 1):
+        assert going(services, job, *steps) == 7
+    row = run(services, job, never)
+    assert (row.state, row.attempts, row.checkpoint) == (
+        JobState.failed,
+        runner.MAX_ATTEMPTS,
+        None,
+    )
+    assert row.error == {
+        "code": "attempts-exhausted",
+        "detail": "the job's worker was lost 5 times after step 7",
+    }
+
+
+def test_a_job_whose_checkpoint_cannot_be_read_begins_anew_goes_on_from_there_and_gains_no_tries(
+    services, job, keep_all
+):
+    def lose_it() -> None:
+        (name,) = files(services)
+        (services.blobs.root / name[:2] / name).unlink()
+
+    going(services, job, 5, 6)
+    lose_it()
+    assert going(services, job, 1, 2) is None
+    assert going(services, job) == 2
+    for _ in range(runner.MAX_ATTEMPTS - 3):
+        lose_it()
+        assert going(services, job, 1, 2) is None
+    row = run(services, job, never)
+    assert (row.state, row.error["code"]) == (JobState.failed, "attempts-exhausted")
+
+
+def test_states_are_kept_seldom_but_for_the_first_that_is_further_than_any_before(services, job):
+    assert going(services, job, 0, 1, 2, 3) is None
+    assert going(services, job, 0, 1, 2, 3) == 1
+    assert resumed(services, job) == 2  # 0: the first of its try; 2: beyond 1
+
+
+def test_a_checkpoint_takes_a_small_share_of_the_time(services, job, monkeypatch):
+    monkeypatch.setattr(progress, "CHECKPOINT_EVERY_S", 0)
+    monkeypatch.setattr(progress, "CHECKPOINT_SHARE", 1e-9)  # after one, ages pass
+    assert going(services, job, 1, 2, 3) is None
+    assert resumed(services, job) == 1
+
+
+def test_only_the_last_checkpoint_is_on_disk(services, job, keep_all):
+    going(services, job, *range(1, 10))
+    assert files(services) == {again(services, job).checkpoint}
+
+
+def test_a_sweep_spares_the_checkpoint_of_an_unfinished_job_and_takes_an_ended_ones(
+    services, job, keep_all
+):
+    going(services, job, 1)
+    age(services)
+    assert retention.sweep_blobs(services) == 0
+    assert resumed(services, job) == 1
+    assert retention.sweep_blobs(services) == 1
+    assert files(services) == set()
+
+
+@pytest.mark.parametrize("sign_of_life", [False, True])
+def test_a_stopping_worker_keeps_the_last_state_however_young_the_one_before(
+    services, job, sign_of_life
+):
+    stopping = threading.Event()
+
+    def work(services, row, progress):
+        for step in range(1, 5):
+            # The first is written at once, the others come too soon after it.
+            progress.checkpoint(step, at(step))
+            progress(step, 10)
+            if step == 3:
+                stopping.set()
+                if sign_of_life:
+                    progress(0, 10)
+        raise AssertionError("the report should have stopped it")
+
+    row = run(services, job, work, stopping=stopping.is_set)
+    assert (row.state, row.attempts) == (JobState.queued, 0)
+    assert resumed(services, job) == (3 if sign_of_life else 4)
+
+
+def test_a_try_that_goes_on_remembers_what_was_told(services, job):
+    stopping = threading.Event()
+
+    def first(services, row, progress):
+        progress(4, 10, {"agreement": 0.5})
+        stopping.set()
+        progress.checkpoint(4, at(4))
+        progress(4, 10)
+
+    def second(services, row, progress):
+        assert progress.resume() is not None
+        progress(0, 10)
+        return JobResult({})
+
+    run(services, job, first, stopping=stopping.is_set)
+    assert run(services, job, second).progress == {"done": 4, "total": 10, "agreement": 0.5}
+
+
+def test_a_worker_whose_job_was_taken_over_keeps_nothing_and_deletes_nothing(
+    services, job, keep_all
+):
+    went_on = []
+
+    def first(services, row, progress):
+        progress.checkpoint(5, at(5))
+        went_on.append(True)
+
+    def second(services, row, progress):
+        progress.checkpoint(5, at(5))  # the same state: the same file
+        raise StorageUnavailable("later")
+
+    row = taken_over(services, job, first, second)
+    assert (row.state, row.furthest, went_on) == (JobState.queued, 5, [])
+    assert resumed(services, job) == 5
+
+
+def test_a_state_that_a_job_cannot_go_on_from_is_not_tried_twice(services, job):
+    going(services, job, 5)
+
+    def work(services, row, progress):
+        if progress.resume() is not None:
+            raise KeyError("what an older version called otherwise")
+        return JobResult({"answer": 1})
+
+    assert run(services, job, work).state == JobState.queued
+    assert run(services, job, work).state == JobState.succeeded
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_job(services, job):
+    def work(services, row, progress):
+        services.blobs.root.rename(services.blobs.root.with_name("away"))
+        services.blobs.root.touch()  # a file in place of the folder: nothing can be written
+        try:
+            for step in range(1, 4):
+                progress.checkpoint(step, at(step))
+        finally:
+            services.blobs.root.unlink()
+            services.blobs.root.with_name("away").rename(services.blobs.root)
+        return JobResult({"answer": 1})
+
+    row = run(services, job, work)
+    assert (row.state, row.result, row.checkpoint) == (JobState.succeeded, {"answer": 1}, None)

@@ -1,0 +1,134 @@
+"""Leases of jobs: an effect happens once, whoever runs the job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from app.context import Services
+from app.db import tables
+from app.jobs import progress, submission
+from app.jobs import worker as runner
+from app.jobs.leases import Leases, hand_back
+from app.jobs.worker import JobResult
+from app.types import JobKind, JobState
+from tests.helpers import CONTEXT, ON_EACH_DATABASE, again, alter
+from tests.jobs.helpers import (
+    LONG_AGO,
+    encoder,
+    encoders,
+    failing,
+    lose,
+    run,
+    taken_over,
+    well,
+)
+
+
+@ON_EACH_DATABASE
+@pytest.mark.parametrize(
+    "late",
+    [
+        lambda services, row, progress: JobResult(
+            {"by": "first"}, write=lambda session: session.add(encoder("first"))
+        ),
+        failing(ZeroDivisionError()),
+        failing(progress.Requeued()),
+        lambda services, row, progress: progress(10, 10, {}),
+    ],
+    ids=["success", "fault", "handed back", "progress"],
+)
+def test_a_worker_whose_job_was_taken_over_changes_nothing(services, job, late):
+    row = taken_over(
+        services,
+        job,
+        late,
+        lambda *_: JobResult(
+            {"by": "second"}, write=lambda session: session.add(encoder("second"))
+        ),
+    )
+    assert (row.state, row.result, row.attempts, row.error) == (
+        JobState.succeeded,
+        {"by": "second"},
+        2,
+        None,
+    )
+    assert row.progress == {}
+    assert encoders(services) == ["second"]
+
+
+@ON_EACH_DATABASE
+def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(services, job):
+    together, started = threading.Barrier(2), threading.Event()
+
+    def worker(name: str, before: Callable[[], object] = lambda: None) -> runner.JobRunner:
+        def work(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
+            before()
+            together.wait(30)
+            return JobResult({"by": name}, write=lambda session: session.add(encoder(name)))
+
+        return work
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(run, replace(services, lease_s=-1.0), job, worker("first", started.set))
+        assert started.wait(30)
+        second = pool.submit(run, services, job, worker("second"))
+        first.result()
+        second.result()
+    row = again(services, job)
+    assert (row.state, row.result) == (JobState.succeeded, {"by": "second"})
+    assert encoders(services) == ["second"]
+
+
+def test_a_process_renews_the_leases_of_its_running_jobs_only(services, job):
+    leases = Leases(services)
+    other = submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
+    lose(services, other)
+
+    def work(services, row, progress):
+        alter(services, job, lease_until=tables.now() + LONG_AGO)
+        leases.renew()
+        assert again(services, job).lease_until > tables.now()
+        return JobResult({})
+
+    assert run(services, job, work, leases).state == JobState.succeeded
+    assert again(services, other).lease_until < tables.now()
+    assert leases.held() == []
+
+
+def test_a_stopping_worker_hands_its_job_back_and_the_try_does_not_count(services, job):
+    def work(services, row, progress):
+        progress(1, 10, {})
+        raise AssertionError("the report should have stopped it")
+
+    for _ in range(runner.MAX_ATTEMPTS + 1):
+        row = run(services, job, work, stopping=lambda: True)
+        assert (row.state, row.attempts, row.lease) == (JobState.queued, 0, None)
+    assert run(services, job, well).attempts == 1
+
+
+def test_a_job_handed_back_in_the_middle_of_a_step_records_nothing_of_its_late_end(services, job):
+    leases = Leases(services)
+
+    def work(services, row, progress):
+        leases.hand_back()
+        return JobResult({"late": True}, write=lambda session: session.add(encoder("late")))
+
+    row = run(services, job, work, leases)
+    assert (row.state, row.attempts, row.result) == (JobState.queued, 0, None)
+    assert encoders(services) == []
+
+
+def test_handing_back_twice_or_too_late_changes_nothing(services, job):
+    lose(services, job)
+    lease = again(services, job).lease
+    for _ in range(2):
+        hand_back(services, lease)
+    assert again(services, job).attempts == 0
+    run(services, job, well)
+    hand_back(services, lease)
+    assert again(services, job).state == JobState.succeeded

@@ -1,0 +1,125 @@
+"""The maps of a migration: both directions, fixed, and stopped by no vector."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from app.anchors import service as anchor_sets
+from app.context import Services
+from app.db import tables
+from app.errors import BlobMissing
+from app.maths.translators.translator import apply
+from app.moves.maps import MAPPED_ROWS, build_maps, load_maps
+from app.translate import placed_translator
+from app.translate.fit import FitRequest
+from tests.helpers import CONTEXT, another_process, create_encoder, some
+
+REQUEST = FitRequest("old", "new", "pairs", "auto", {})
+
+
+@pytest.fixture
+def paired(services: Services) -> Services:
+    """Encoders `old` (6) and `new` (5) with 60 anchors, which a noisy linear map relates."""
+    old = some(60, 6)
+    new = old @ some(6, 5, 3) + 0.05 * some(60, 5, 9) + 2.0
+    create_encoder(services, "old", 6)
+    create_encoder(services, "new", 5)
+    anchor_sets.create_anchor_set(
+        services, CONTEXT, name="pairs", embeddings={"old": old, "new": new}
+    )
+    return services
+
+
+def row_of(digest: str) -> tables.MigrationRow:
+    return tables.MigrationRow(id="r1", maps=digest)
+
+
+def test_another_process_translates_alike(paired: Services) -> None:
+    built = build_maps(paired, CONTEXT, REQUEST)
+    vectors = some(50, 6, 20).numpy()
+    loaded = load_maps(another_process(paired), row_of(built.digest))
+    assert np.array_equal(loaded.translate(vectors), built.maps.translate(vectors))
+    expected = apply(built.maps.forward.translator, torch.from_numpy(vectors)).vectors
+    assert np.array_equal(loaded.translate(vectors), expected.numpy())
+    back = loaded.backward.map_rows(loaded.translate(vectors)).vectors
+    assert back.dtype == np.float32
+    cosines = (
+        (back * vectors).sum(1) / np.linalg.norm(back, axis=1) / np.linalg.norm(vectors, axis=1)
+    )
+    assert cosines.mean() > 0.8
+
+
+def test_rows_that_are_anchors_get_their_native_vectors_in_both_directions(
+    paired: Services,
+) -> None:
+    maps = build_maps(paired, CONTEXT, REQUEST).maps
+    old, new = maps.forward.anchors.numpy(), maps.forward.native.numpy()
+    vectors = np.concatenate([some(3, 6, 30).numpy(), old[[4, 9]] * np.float32(0.1)])
+    page = maps.forward.map_rows(vectors)
+    assert page.known.tolist() == [False, False, False, True, True]
+    assert np.array_equal(page.vectors[3:], new[[4, 9]])
+    assert np.array_equal(maps.backward.map_rows(new[:3]).vectors, old[:3])
+
+
+def test_no_vector_stops_a_page(paired: Services) -> None:
+    """Rows without a direction become zero, and the others are as they are alone."""
+    maps = build_maps(paired, CONTEXT, REQUEST).maps
+    vectors = some(MAPPED_ROWS + 300, 6, 40).numpy()
+    alone = maps.translate(vectors)
+    assert (np.linalg.norm(alone, axis=1) > 0).all()
+    wrong = [0, 5, 7, 11, MAPPED_ROWS + 2]
+    vectors[0] = 0.0
+    vectors[5, 2] = np.nan
+    vectors[7, 1] = np.inf
+    vectors[11] = maps.forward.translator.source_mean.numpy()
+    vectors[MAPPED_ROWS + 2] = 3e38
+    page = maps.forward.map_rows(vectors)
+    assert page.undirected.nonzero()[0].tolist() == wrong
+    assert not page.vectors[wrong].any()
+    others = np.setdiff1d(np.arange(len(vectors)), wrong)
+    assert np.allclose(page.vectors[others], alone[others], atol=1e-5)
+
+
+def test_a_worker_with_a_device_translates_large_pieces_there_as_on_the_cpu(
+    paired: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code takes `cpu:0` for another device; torch takes it for the CPU."""
+    built = build_maps(paired, CONTEXT, REQUEST)
+    worker = replace(another_process(paired), device="cpu:0")
+    maps = load_maps(worker, row_of(built.digest))
+    monkeypatch.setattr(placed_translator, "FEWEST_MULTIPLICATIONS", 1_000 * 6 * 5)
+    monkeypatch.setattr(placed_translator, "MAX_ROWS", 300)
+    vectors = some(1_005, 6, 40).numpy()
+    vectors[0], vectors[400] = 0.0, np.nan
+    vectors[900] = maps.forward.translator.source_mean.numpy()
+    vectors[901] = maps.forward.anchors[3].numpy()
+    for rows, moves in ((vectors[:999], False), (vectors, True)):
+        here, there = built.maps.forward.map_rows(rows), maps.forward.map_rows(rows)
+        assert ("moved" in vars(maps.forward.placed)) == moves
+        assert there.undirected.nonzero()[0].tolist() == [0, 400, 900]
+        assert np.array_equal(here.undirected, there.undirected)
+        assert np.array_equal(here.known, there.known)
+        assert np.allclose(here.vectors, there.vectors, atol=1e-5)
+    back = built.maps.translate(vectors[:999])
+    here, there = built.maps.backward.map_rows(back), maps.backward.map_rows(back)
+    assert np.allclose(here.vectors, there.vectors, atol=1e-5)
+
+
+def test_rows_too_far_to_keep_their_norm_become_zero(paired: Services) -> None:
+    request = replace(REQUEST, method="ridge", options={"keep_norms": True})
+    maps = build_maps(paired, CONTEXT, request).maps
+    vectors = some(60, 6, 50).numpy()
+    vectors[10:50] *= np.float32(1e30)
+    page = maps.forward.map_rows(vectors)
+    assert np.isfinite(page.vectors).all()
+    assert not page.undirected[:10].any()
+    assert np.linalg.norm(page.vectors[:10], axis=1).min() > 0
+
+
+def test_a_lost_blob_says_whose_it_is(paired: Services) -> None:
+    with pytest.raises(BlobMissing, match="migration r1"):
+        load_maps(paired, row_of("0" * 64))

@@ -1,0 +1,259 @@
+"""Runs: every row gets the vector of the maps, in whatever pieces the run is done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from app.db import tables
+from app.errors import MigrationActive, WrongState
+from app.jobs import progress as job_progress
+from app.jobs import submission
+from app.moves import records, steps
+from app.types import JobKind, JobState
+from tests.helpers import CONTEXT, again, alter
+from tests.moves.moving import (
+    ROWS,
+    Moving,
+    expected,
+    old_vectors,
+)
+from tests.waiting import until
+
+
+def same(moving: Moving, vectors: np.ndarray) -> bool:
+    """Whether the rows 0, 1, ... have the translations of these vectors."""
+    found = moving.new_vectors()
+    if set(found) != set(range(len(vectors))):
+        return False
+    rows = np.stack([found[each] for each in range(len(vectors))])
+    return np.allclose(rows, expected(moving, vectors), atol=1e-5)
+
+
+def test_a_run_gives_every_row_a_new_vector_and_changes_no_old_one(moving: Moving) -> None:
+    before = moving.read()
+    job = moving.do("run")
+    assert (job.state, moving.state) == (JobState.succeeded, "filled")
+    assert job.result == {"rows": ROWS, "skipped": 0, "anchors": 0, "encoded": 0, "applied": 0}
+    assert same(moving, old_vectors(ROWS))
+    after = moving.read()
+    assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
+    assert moving.now.row.found["before"]["rows"] == ROWS
+    assert moving.now.progress["rows"] == moving.now.progress["total"] == ROWS
+    assert moving.now.next == ["verify", "sync", "abandon", "run"]
+
+
+def test_anchors_get_their_native_vectors(begin: Callable[..., Moving]) -> None:
+    vectors = old_vectors(200)
+    moving = begin(vectors)
+    anchors = moving.maps.forward.anchors.numpy()[:5]
+    moving.insert(100, anchors / np.linalg.norm(anchors, axis=1, keepdims=True))
+    assert moving.do("run").result["anchors"] == 5
+    found = moving.new_vectors()
+    native = moving.maps.forward.native.numpy()
+    for number in range(5):
+        assert np.allclose(found[100 + number], native[number], atol=1e-5)
+
+
+def test_rows_without_a_direction_are_skipped_and_named(begin: Callable[..., Moving]) -> None:
+    vectors = old_vectors(300)
+    vectors[[7, 150, 299]] = 0
+    moving = begin(vectors)
+    assert moving.do("run").result["skipped"] == 3
+    assert moving.now.row.found["skipped"] == [7, 150, 299]
+    assert set(range(300)) - set(moving.new_vectors()) == {7, 150, 299}
+    moving.do("verify")
+    assert moving.now.row.found["verify"]["rows"] == {
+        "passed": True,
+        "detail": "Every row has a new vector, except the skipped ones.",
+        "rows": 300,
+        "new": 297,
+        "skipped": 3,
+    }
+    steps.cutover(moving.services, CONTEXT, moving.id)
+    with moving.connect() as connection:
+        seen = connection.execute(f"SELECT id, embedding IS NULL FROM {moving.table}")  # noqa: S608
+        empty = dict(seen.fetchall())
+    assert len(empty) == 300
+    assert {each for each in empty if empty[each]} == {7, 150, 299}
+    moving.do("verify")
+    assert moving.now.row.found["verify"]["rows"]["passed"]
+    steps.rollback(moving.services, CONTEXT, moving.id)
+    moving.do("verify")
+    assert moving.now.row.found["verify"]["rows"]["passed"]
+
+
+def test_writes_during_a_run_get_new_vectors_too(begin: Callable[..., Moving]) -> None:
+    moving = begin(rows_per_second=2000)
+    changed, added = old_vectors(40, 77), old_vectors(60, 78)
+    with writing(moving, changed, added):
+        assert moving.do("run").state == JobState.succeeded
+    moving.do("sync")
+    vectors = old_vectors(ROWS)
+    vectors[:40] = changed
+    found = moving.new_vectors()
+    assert set(found) == (set(range(ROWS)) | set(range(ROWS, ROWS + 60))) - {50, 51}
+    for each in (*range(50), *range(52, ROWS)):
+        assert np.allclose(found[each], expected(moving, vectors[each : each + 1])[0], atol=1e-5)
+    assert np.allclose(found[ROWS + 3], expected(moving, added[3:4])[0], atol=1e-5)
+
+
+@contextmanager
+def writing(moving: Moving, changed: np.ndarray, added: np.ndarray) -> Iterator[None]:
+    """A client that writes to a table during a run."""
+
+    def write() -> None:
+        until(lambda: moving.now.row.position.get("rows", 0) >= 200)
+        for number in range(0, 40, 10):
+            moving.insert(number, changed[number : number + 10])
+        moving.execute("DELETE FROM {} WHERE id IN (50, 51)")
+        for number in range(0, 60, 10):
+            moving.insert(ROWS + number, added[number : number + 10])
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    yield
+    thread.join()
+
+
+def test_a_paused_run_continues_where_it_stopped(begin: Callable[..., Moving]) -> None:
+    moving = begin(rows_per_second=2000)
+    job = moving.queue("run")
+    worker = threading.Thread(target=moving.work)
+    worker.start()
+    until(lambda: moving.now.row.position.get("rows", 0) >= 200)
+    assert moving.now.next == ["pause"]
+    records.pause(moving.services, CONTEXT, moving.id)
+    worker.join(60)
+    assert again(moving.services, job).state == JobState.cancelled
+    assert moving.state == "paused"
+    assert moving.now.next == ["run", "abandon"]
+    stopped = moving.now.row.position["rows"]
+    assert 200 <= stopped < ROWS
+    assert len(moving.new_vectors()) == stopped
+    moving.do("run")
+    assert moving.state == "filled"
+    assert moving.now.row.position["rows"] == ROWS
+    assert same(moving, old_vectors(ROWS))
+
+
+def test_a_run_that_the_queue_cancelled_between_two_attempts_is_paused(moving: Moving) -> None:
+    """As after a pause while the store does not answer: the attempt ends, and no other begins."""
+    job = moving.queue("run")
+    begun = {"state": JobState.running, "attempts": 1, "lease": "lost"}
+    alter(moving.services, job, **begun, lease_until=tables.now() + timedelta(minutes=1))
+    assert records.pause(moving.services, CONTEXT, moving.id).row.state == "running"
+    alter(moving.services, job, state=JobState.queued, lease=None, due_at=job.created_at)
+    moving.work()
+    assert again(moving.services, job).state == JobState.cancelled
+    assert (moving.state, moving.now.next) == ("paused", ["run", "abandon"])
+    listed = records.list_migrations(moving.services, CONTEXT.project)
+    assert [each.row.state for each in listed] == ["paused"]
+    moving.do("run")
+    assert moving.state == "filled"
+
+
+def test_a_run_that_waits_is_paused_at_once(moving: Moving) -> None:
+    job = moving.queue("run")
+    assert records.pause(moving.services, CONTEXT, moving.id).row.state == "paused"
+    assert again(moving.services, job).state == JobState.cancelled
+    assert not moving.work()
+    assert records.pause(moving.services, CONTEXT, moving.id).row.state == "paused"
+
+
+def test_a_second_job_is_refused_while_one_is_unfinished(moving: Moving) -> None:
+    moving.queue("run")
+    for action in ("run", "verify", "sync"):
+        with pytest.raises(MigrationActive):
+            moving.queue(action)
+
+
+def test_of_two_requests_at_once_one_queues_a_job(moving: Moving) -> None:
+    together = threading.Barrier(4)
+    queued, refused = [], []
+
+    def ask() -> None:
+        together.wait(30)
+        try:
+            queued.append(moving.queue("run"))
+        except MigrationActive:
+            refused.append(1)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert (len(queued), len(refused)) == (1, 3)
+    assert moving.now.row.job_id == queued[0].id
+
+
+def test_an_action_from_another_state_names_the_calls_that_are_possible(moving: Moving) -> None:
+    with pytest.raises(WrongState, match=r"is planned, so `verify` is not possible. Call `run`"):
+        moving.queue("verify")
+    with pytest.raises(WrongState, match="planned"):
+        records.pause(moving.services, CONTEXT, moving.id)
+
+
+def test_a_run_keeps_to_its_rows_a_second(begin: Callable[..., Moving]) -> None:
+    moving = begin(old_vectors(600), rows_per_second=1000)
+    begun = time.monotonic()
+    moving.do("run")
+    assert time.monotonic() - begun >= 0.55
+
+
+def test_a_long_run_lets_other_jobs_go_first_and_keeps_its_place(
+    begin: Callable[..., Moving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_progress, "TURN_S", 0.0)
+    moving = begin(old_vectors(500))
+    job = moving.queue("run")
+    other = submission.submit_job(moving.services, CONTEXT, JobKind.bootstrap, {})
+    assert moving.work()
+    row = again(moving.services, job)
+    assert (row.state, row.attempts, moving.state) == (JobState.queued, 0, "running")
+    assert moving.now.row.position["rows"] == 100
+    assert row.due_at > again(moving.services, other).due_at
+    alter(moving.services, other, finished_at=tables.now(), state=JobState.cancelled)
+    assert moving.work()
+    assert again(moving.services, job).state == JobState.succeeded
+    assert same(moving, old_vectors(500))
+
+
+def test_a_worker_that_stops_hands_the_run_back(moving: Moving) -> None:
+    job = moving.queue("run")
+    moving.work(stopping=lambda: moving.now.row.position.get("rows", 0) >= 300)
+    assert again(moving.services, job).state == JobState.queued
+    assert moving.now.row.position["rows"] >= 300
+    moving.work()
+    assert again(moving.services, job).state == JobState.succeeded
+    assert same(moving, old_vectors(ROWS))
+
+
+def test_a_second_run_of_a_filled_store_sweeps_again_and_forgets_the_verification(
+    filled: Moving,
+) -> None:
+    filled.do("verify")
+    assert filled.now.row.found["verify"]["passed"]
+    filled.do("run")
+    assert filled.state == "filled"
+    assert "verify" not in filled.now.row.found
+    assert same(filled, old_vectors(ROWS))
+
+
+def test_a_job_whose_worker_was_lost_in_the_middle_is_taken_over(moving: Moving) -> None:
+    job = moving.queue("run")
+    moving.work(stopping=lambda: moving.now.row.position.get("rows", 0) >= 300)
+    # as a killed worker leaves it: under leases, of which the store's has not ended yet
+    alter(moving.services, moving.row, lease="l", lease_until=tables.now() + timedelta(seconds=1))
+    lease = {"lease": "lost", "lease_until": tables.now() - timedelta(seconds=1)}
+    alter(moving.services, job, state=JobState.running, attempts=1, **lease)
+    moving.work()
+    assert again(moving.services, job).state == JobState.succeeded
+    assert same(moving, old_vectors(ROWS))

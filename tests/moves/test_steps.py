@@ -1,0 +1,285 @@
+"""Cutover, rollback, finish and abandon: each has its effect once, whatever stops it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import psycopg
+import pytest
+from sqlalchemy import select
+
+from app.context import SLOTS
+from app.db import tables
+from app.errors import (
+    AnchorageError,
+    BelowEstimate,
+    MigrationActive,
+    MigrationNotFound,
+    StoreChanged,
+    StoreUnavailable,
+    StoreUnsupported,
+    WrongState,
+)
+from app.moves import records, steps
+from app.moves.lease import take_lease
+from app.request_context import RequestContext
+from tests.helpers import CONTEXT, again, alter
+from tests.moves.moving import (
+    NEW_DIM,
+    OLD_DIM,
+    ROWS,
+    Moving,
+    expected,
+    old_vectors,
+)
+from tests.waiting import slack, until
+
+STEPS = SLOTS["steps of migrations"][0]
+
+
+def take(moving: Moving, step: str) -> records.MigrationStatus:
+    return getattr(steps, step)(moving.services, CONTEXT, moving.id)  # type: ignore[no-any-return]
+
+
+def sees(moving: Moving, dim: int) -> bool:
+    """Whether clients see as many rows as ever, with vectors of so many dimensions."""
+    rows = moving.read()
+    return len(rows) == ROWS and {len(vector) for vector, _ in rows.values()} == {dim}
+
+
+def audited(moving: Moving) -> list[str]:
+    query = select(tables.AuditRow.action).where(tables.AuditRow.resource == "migration")
+    with moving.services.db.transaction() as session:
+        return list(session.scalars(query.order_by(tables.AuditRow.created_at)))
+
+
+def test_a_store_moves_back_and_forth_and_then_belongs_to_the_new_encoder(
+    verified: Moving,
+) -> None:
+    before = verified.read()
+    assert take(verified, "cutover").row.state == "cut-over"
+    after = verified.read()
+    found = np.stack([after[each][0] for each in range(ROWS)])
+    assert np.allclose(found, expected(verified, old_vectors(ROWS)), atol=1e-5)
+    assert all(after[each][1] == before[each][1] for each in before)
+    assert verified.now.next == ["verify", "finish", "rollback", "sync"]
+    assert verified.now.row.found["cutover"]["pause_s"] < 5 * slack()
+    assert take(verified, "rollback").row.state == "rolled-back"
+    again_old = verified.read()
+    assert all(np.array_equal(again_old[each][0], before[each][0]) for each in before)
+    assert verified.now.row.found["rollback"]["pause_s"] < 5 * slack()
+    assert verified.now.next == ["verify", "cutover", "sync", "abandon"]
+    take(verified, "cutover")
+    ended = take(verified, "finish")
+    assert (ended.row.state, ended.next) == ("finished", [])
+    assert ended.row.ended_at is not None
+    assert again(verified.services, verified.row.store).encoder.name == "new"
+    assert sees(verified, NEW_DIM)
+    assert audited(verified) == ["run", "verify", "cutover", "rollback", "cutover", "finish"]
+
+
+def test_an_abandoned_migration_leaves_the_table_as_it_was(filled: Moving) -> None:
+    before = filled.read()
+    assert take(filled, "abandon").row.state == "abandoned"
+    after = filled.read()
+    assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
+    assert filled.now.next == []
+    assert again(filled.services, filled.row.store).encoder.name == "old"
+    with filled.connect() as connection:
+        left = connection.execute(
+            "SELECT relname FROM pg_class WHERE relname LIKE %s", [f"%{filled.id[:8]}%"]
+        ).fetchall()
+    assert left == []
+
+
+def test_a_planned_migration_is_abandoned_without_a_trace(moving: Moving) -> None:
+    assert take(moving, "abandon").row.state == "abandoned"
+    assert sees(moving, OLD_DIM)
+
+
+def test_a_cutover_needs_a_verification(filled: Moving) -> None:
+    with pytest.raises(BelowEstimate, match="Call `verify`") as raised:
+        take(filled, "cutover")
+    assert raised.value.more == {
+        "found": None,
+        "estimated": {"index_recall": 0.9, "recall": 0.9},
+    }
+    assert sees(filled, OLD_DIM)
+
+
+def test_a_row_without_a_direction_does_not_stop_a_rollback_to_not_null(moving: Moving) -> None:
+    moving.execute("ALTER TABLE {} ALTER COLUMN embedding SET NOT NULL")
+    moving.do("run")
+    moving.do("verify")
+    take(moving, "cutover")
+    moving.insert(ROWS, np.zeros((1, NEW_DIM), np.float32))
+    assert take(moving, "rollback").state == "rolled-back"
+    assert not moving.read()[ROWS][0].any()
+    with pytest.raises(psycopg.errors.NotNullViolation):
+        moving.execute("INSERT INTO {} (id) VALUES (-1)")
+
+
+def test_a_cutover_below_the_estimate_is_refused_with_both_numbers(
+    filled: Moving,
+) -> None:
+    with filled.connect() as connection:
+        [index] = connection.execute(
+            "SELECT indexname FROM pg_indexes WHERE tablename = %s AND indexdef LIKE '%%hnsw%%'",
+            [f"anchorage_{filled.id[:8]}_new"],
+        ).fetchone()
+    filled.execute(f"DROP INDEX {index}")
+    filled.execute(
+        f"CREATE INDEX {index} ON anchorage_{filled.id[:8]}_new "
+        "USING ivfflat (embedding vector_cosine_ops) WITH (lists = 1200)"
+    )
+    filled.search_little()
+    filled.do("verify")
+    with pytest.raises(BelowEstimate, match=r"below 0\.900") as raised:
+        take(filled, "cutover")
+    assert raised.value.more["estimated"]["index_recall"] == 0.9
+    assert raised.value.more["found"]["index"]["after"] < 0.8
+    assert filled.state == "filled"
+
+
+@pytest.mark.parametrize("step", ["cutover", "rollback", "finish"])
+def test_a_step_from_another_state_is_refused(moving: Moving, step: str) -> None:
+    with pytest.raises(WrongState, match="Call `run` or `abandon`"):
+        take(moving, step)
+
+
+def test_a_step_is_refused_while_a_job_is_unfinished(verified: Moving) -> None:
+    verified.queue("verify")
+    for step in ("cutover", "abandon"):
+        with pytest.raises(MigrationActive, match="Job"):
+            take(verified, step)
+
+
+def test_another_project_finds_no_migration(verified: Moving) -> None:
+    with pytest.raises(MigrationNotFound):
+        steps.cutover(verified.services, RequestContext("other"), verified.id)
+
+
+def test_two_cutovers_at_once_do_one_thing(verified: Moving) -> None:
+    together = threading.Barrier(2)
+
+    def cut_over(_: int) -> str:
+        together.wait(30)
+        try:
+            return take(verified, "cutover").row.state
+        except AnchorageError as error:
+            return error.code
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(cut_over, range(2))) == ["cut-over", "wrong-state"]
+    assert sees(verified, NEW_DIM)
+    assert audited(verified).count("cutover") == 1
+
+
+BEFORE = {"cutover": [], "rollback": ["cutover"], "finish": ["cutover"], "abandon": []}
+
+
+@pytest.mark.parametrize(
+    ("step", "point"),
+    [
+        ("cutover", "before"),
+        ("cutover", "after"),
+        ("rollback", "after"),
+        ("finish", "before"),
+        ("abandon", "after"),
+    ],
+)
+def test_a_process_killed_in_a_step_leaves_it_to_be_repeated(
+    verified: Moving, step: str, point: str
+) -> None:
+    for each in BEFORE[step]:
+        take(verified, each)
+    begun = verified.state
+    database = verified.services.db.url.render_as_string(hide_password=False)
+    places = [str(verified.services.blobs.root.parent), database, verified.server.url]
+    call = [sys.executable, "-m", "tests.moves.child", *places]
+    died = subprocess.run([*call, point, step, verified.id], check=False, capture_output=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    assert (verified.state, verified.now.next) == (begun, [step])
+    for other in {"cutover", "rollback", "finish", "abandon"} - {step}:
+        with pytest.raises(WrongState, match=f"Call `{step}` again"):
+            take(verified, other)
+    with pytest.raises(WrongState, match=f"Call `{step}` again"):
+        verified.queue("verify")
+    release(verified)
+    after = {"cutover": "cut-over", "rollback": "rolled-back"}.get(step, f"{step}ed")
+    assert take(verified, step).row.state == after.replace("abandoned", "abandoned")
+    assert sees(verified, NEW_DIM if step in ("cutover", "finish") else OLD_DIM)
+    assert audited(verified).count(step) == 1
+
+
+def release(moving: Moving) -> None:
+    """End the lease of the killed process now, for which a step waits otherwise."""
+    assert moving.now.row.lease is not None
+    alter(moving.services, moving.row, lease=None)
+
+
+def test_a_step_that_the_store_refuses_leaves_every_other_call_possible(verified: Moving) -> None:
+    verified.execute("ALTER TABLE {} RENAME COLUMN embedding TO other")
+    with pytest.raises((StoreChanged, StoreUnsupported)):
+        take(verified, "cutover")
+    assert (verified.state, "cutover" in verified.now.next) == ("filled", True)
+    assert "step" not in verified.now.row.position
+    verified.execute("ALTER TABLE {} RENAME COLUMN other TO embedding")
+    assert take(verified, "cutover").row.state == "cut-over"
+
+
+def test_steps_that_wait_leave_threads_for_other_requests(moving: Moving) -> None:
+    def abandon(_: int) -> str:
+        try:
+            return take(moving, "abandon").row.state
+        except AnchorageError as error:
+            return error.code
+
+    with ThreadPoolExecutor(2 * STEPS) as pool:
+        with take_lease(moving.services, moving.id):
+            calls = [pool.submit(abandon, each) for each in range(2 * STEPS)]
+            until(lambda: sum(each.done() for each in calls) == STEPS)
+            refused = [each.result() for each in calls if each.done()]
+            assert refused == ["overloaded"] * STEPS
+        ended = sorted(each.result(60) for each in calls)
+    assert ended == ["abandoned", *refused, *["wrong-state"] * (STEPS - 1)]
+
+
+def test_a_step_that_got_no_lock_leaves_every_other_call_possible(
+    verified: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.stores.pgvector.migration.LOCK_PATIENCE_S", 0.5)
+
+    def refuse(step: str) -> list[str]:
+        with verified.connect() as client, client.transaction():
+            client.execute(f"SELECT count(*) FROM {verified.table}")  # noqa: S608
+            with pytest.raises(StoreUnavailable, match="Other transactions"):
+                take(verified, step)
+        assert "step" not in verified.now.row.position
+        return verified.now.next
+
+    assert refuse("cutover") == ["verify", "cutover", "sync", "abandon", "run"]
+    assert sees(verified, OLD_DIM)
+    take(verified, "cutover")
+    for step in ("rollback", "finish"):
+        assert refuse(step) == ["verify", "finish", "rollback", "sync"]
+    assert sees(verified, NEW_DIM)
+    take(verified, "rollback")
+    assert sees(verified, OLD_DIM)
+
+
+def test_a_lost_table_after_a_cutover_is_not_answered_by_an_impossible_advice(
+    verified: Moving,
+) -> None:
+    take(verified, "cutover")
+    verified.execute(f"ALTER TABLE anchorage_{verified.id[:8]}_old RENAME TO lost")
+    with pytest.raises(StoreChanged, match=r"Restore it; .*`finish` it if it is\."):
+        take(verified, "rollback")
+    assert verified.now.next == ["verify", "finish", "rollback", "sync"]
+    verified.execute(f"ALTER TABLE lost RENAME TO anchorage_{verified.id[:8]}_old")
+    assert take(verified, "rollback").row.state == "rolled-back"

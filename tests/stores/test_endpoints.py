@@ -1,0 +1,118 @@
+"""/stores."""
+
+from __future__ import annotations
+
+from tests.fixtures.shop import EVERY_CASE, documents
+
+NEW = {
+    "name": "docs",
+    "kind": "pgvector",
+    "address": "main",
+    "collection": "items",
+    "encoder": "first",
+}
+
+
+def test_without_stores_the_list_is_empty(client) -> None:
+    assert client.get("/stores").json() == {"stores": []}
+    for answer in (client.get("/stores/docs"), client.delete("/stores/docs")):
+        assert answer.status_code == 404
+        assert answer.json()["code"] == "store-not-found"
+        assert "GET /stores" in answer.json()["detail"]
+
+
+def test_an_address_that_no_operator_lists_is_refused(stocked) -> None:
+    secret = "postgresql://postgres:correct-horse@127.0.0.1/x"  # noqa: S105
+    for address in ("main", secret, f"{secret}{'x' * 100}", "../main", "$MAIN", "http://x"):
+        answer = stocked.post("/stores", json={**NEW, "address": address})
+        assert answer.status_code == 422
+        short = len(address) <= 100
+        assert answer.json()["code"] == ("address-not-listed" if short else "invalid-request")
+        assert answer.json()["field"] == "address"
+        assert "correct-horse" not in answer.text
+
+
+def test_a_store_is_described(shop) -> None:
+    answer = shop.client.post("/stores", json=shop.definition())
+    assert answer.status_code == 201, answer.text
+    assert answer.headers["Location"] == "/stores/docs"
+    made = answer.json()
+    assert (made["rows"], made["dim"], made["metric"]) == (200, 32, "cosine")
+    assert made["encoder"] == "old"
+    assert made["space"]["verdict"] == "matches"
+    assert made["space"]["encoders"][0]["encoder"] == "old"
+    assert shop.client.get("/stores/docs").json() == made
+    [listed] = shop.client.get("/stores").json()["stores"]
+    assert listed == {name: made[name] for name in listed}
+    for text in (answer.text, shop.client.get("/stores").text):
+        assert shop.location.url not in text
+    repeated = shop.client.post("/stores", json=shop.definition())
+    assert (repeated.status_code, repeated.json()["code"]) == (409, "name-taken")
+    assert shop.client.delete("/stores/docs").status_code == 204
+    assert shop.client.get("/stores/docs").status_code == 404
+    assert len(shop.case.read(shop.location)) == 200
+
+
+def test_other_addresses_and_encoders_are_refused(shop) -> None:
+    answer = shop.client.post("/stores", json=shop.definition(address="theirs"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "address-not-listed")
+    answer = shop.client.post("/stores", json=shop.definition(encoder="new"))
+    assert answer.status_code == 422
+    assert answer.json()["code"] == "dimension-mismatch"
+    assert "32" in answer.json()["detail"]
+    assert "24" in answer.json()["detail"]
+    assert shop.client.get("/stores").json() == {"stores": []}
+    answer = shop.client.post("/stores", json=shop.definition(encoder="same-dim"))
+    assert answer.status_code == 201
+    space = answer.json()["space"]
+    assert (space["verdict"], space["likeliest"]) == ("another", "old")
+
+
+def test_a_store_that_is_already_migrated_is_noticed(shop) -> None:
+    shop.case.insert(shop.location, documents("same-dim"))
+    shop.connect()
+    space = shop.client.get("/stores/docs").json()["space"]
+    assert (space["verdict"], space["likeliest"]) == ("another", "same-dim")
+    answer = shop.client.delete("/encoders/old")
+    assert answer.status_code == 409
+    assert answer.json()["code"] == "in-use"
+    assert "store 'docs'" in answer.json()["detail"]
+
+
+HOSTILE = [
+    {"collection": "no such thing"},
+    {"collection": '"; DROP TABLE items; --'},
+    {"collection": "a.b.c.d.e"},
+    {"collection": "../../etc"},
+    {"collection": "/etc/passwd"},
+    {"collection": "file:///etc"},
+    {"collection": "x\u0000y"},
+    {"collection": ""},
+    {"collection": "x" * 201},
+    {"vector_field": 'embedding" FROM pg_user; --'},
+    {"vector_field": "no_such_vector"},
+    {"id_field": "id; DROP TABLE items"},
+    {"text_field": "'"},
+    {"options": {"x": "y" * 5_000}},
+    {"options": {"no_such_option": 1}},
+    {"options": {"ef_search": "1; DROP TABLE items"}},
+    {"kind": "mysql"},
+    {"name": "../docs"},
+    {"encoder": "no-such"},
+]
+
+
+@EVERY_CASE
+def test_hostile_stores_are_refused_and_change_nothing(shop) -> None:
+    wrong = []
+    for changes in HOSTILE:
+        body = {**shop.definition(), "name": "hostile", **changes}
+        answer = shop.client.post("/stores", json=body)
+        if answer.status_code not in (201, 404, 409, 422):
+            wrong.append((changes, answer.text[:300]))
+        assert shop.location.url not in answer.text
+        if answer.status_code == 201:  # this kind of store has no such field
+            assert set(changes) <= {"id_field", "text_field", "options"}
+            assert shop.client.delete("/stores/hostile").status_code == 204
+    assert wrong == []
+    assert len(shop.case.read(shop.location)) == 200

@@ -1,0 +1,94 @@
+"""Stores that cannot be connected as they are described: each says what to correct."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from app.context import Services
+from app.errors import InvalidOption, StoreUnsupported
+from app.stores import service as stores
+from app.stores.handles import StoreAddress
+from app.stores.port import StoreLocation
+from app.stores.service import StoreDefinition
+from tests.helpers import CONTEXT, PROJECT, create_encoder
+from tests.stores.cases.base import StoreCase
+from tests.stores.cases.lancedb import LancedbCase, open_table
+from tests.stores.cases.pgvector import PgvectorCase
+from tests.stores.cases.qdrant import LocalQdrantCase
+from tests.stores.moving import OLD_DIM, rows
+
+ROWS = 50
+Connect = Callable[..., object]
+
+
+@pytest.fixture
+def connect(services: Services) -> Connect:
+    create_encoder(services, "old", OLD_DIM)
+
+    def connect(location: StoreLocation, **changes: object) -> object:
+        listed = {"main": StoreAddress(location.url, frozenset({PROJECT}))}
+        definition = StoreDefinition(
+            "docs",
+            location.kind,
+            "main",
+            location.collection,
+            "old",
+            vector_field=location.vector_field,
+        )
+        services.stores.addresses = listed
+        return stores.create_store(services, CONTEXT, replace(definition, **changes))
+
+    return connect
+
+
+@pytest.mark.parametrize(
+    "case",
+    [LancedbCase(), LocalQdrantCase()],
+    ids=lambda case: case.kind,
+)
+def test_a_collection_that_is_missing(connect: Connect, tmp_path: Path, case: StoreCase) -> None:
+    location = case.fill(tmp_path, rows(case, ROWS))
+    with pytest.raises(StoreUnsupported, match=r"has no collection .nowhere.*Correct") as caught:
+        connect(location, collection="nowhere")
+    assert caught.value.field == "collection"
+    assert str(tmp_path) not in caught.value.detail
+
+
+@pytest.mark.parametrize("case", [LancedbCase(), PgvectorCase()], ids=lambda case: case.kind)
+def test_a_second_column_of_vectors_changes_nothing(
+    connect: Connect, services: Services, tmp_path: Path, case: StoreCase
+) -> None:
+    location = case.fill(tmp_path, rows(case, ROWS))
+    row = connect(replace(location, vector_field=None)).row
+    if case.kind == "lancedb":
+        table = open_table(location)
+        table.add_columns(pa.field("second", pa.list_(pa.float32(), 3)))
+    else:
+        with psycopg.connect(location.url, autocommit=True) as connection:
+            connection.execute(f"ALTER TABLE {location.collection} ADD COLUMN second vector(3)")
+    assert stores.examine_store(services, row).facts.rows == ROWS
+    case.remove(location)
+
+
+def test_what_a_table_does_not_have(connect: Connect, tmp_path: Path) -> None:
+    location = LancedbCase().fill(tmp_path, rows(LancedbCase(), ROWS))
+    for field in ("number", "nope"):
+        with pytest.raises(StoreUnsupported) as caught:
+            connect(location, text_field=field)
+        assert caught.value.field == "text_field"
+    with pytest.raises(InvalidOption, match="'dsn'"):
+        connect(location, options={"dsn": "x"})
+    connect(location, text_field="text")
+
+
+def test_a_payload_field_without_texts(connect: Connect, tmp_path: Path) -> None:
+    location = LocalQdrantCase().fill(tmp_path, rows(LocalQdrantCase(), ROWS))
+    with pytest.raises(StoreUnsupported, match="None of 50 sampled rows has text in `nope`"):
+        connect(location, text_field="nope")
+    connect(location, text_field="text")

@@ -1,0 +1,143 @@
+"""Fitting translators, and translating with them."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from sqlalchemy import text
+
+from app.anchors import service as anchor_sets
+from app.db import resources, tables
+from app.db.cache import Cache
+from app.encoders import service as encoders
+from app.errors import (
+    BlobMissing,
+)
+from app.request_context import RequestContext
+from app.translate import fit as translators
+from app.translate import service as apply
+from tests.helpers import CONTEXT, PROJECT, another_process, some
+
+
+def request(method="irp", **options):
+    return translators.FitRequest("a", "b", "s", method, options)
+
+
+def _blob_of(services, encoder):
+    with services.db.transaction() as session:
+        return translators.find_space_row(session, PROJECT, "s", encoder, "source").blob
+
+
+def _pair(services):
+    return translators.find_pair(services, PROJECT, request())
+
+
+def test_a_fit_from_an_encoder_to_itself_travels_between_processes(
+    stocked_services, redis_url, redis_prefix
+):
+    """Source and target are one object then, which must not make them one memory on the way."""
+    both = [
+        another_process(stocked_services, redis_url=redis_url, redis_prefix=redis_prefix[:50])
+        for _ in range(2)
+    ]
+    same = translators.FitRequest("a", "a", "s", "procrustes", {})
+    vectors = some(3, 3)
+    answers = [
+        apply.apply_map(each, CONTEXT, apply.Translation(same), vectors=vectors) for each in both
+    ]
+    assert torch.equal(answers[0].output.vectors, answers[1].output.vectors)
+    for each in both:
+        each.close()
+
+
+def test_projects_do_not_see_each_other(stocked_services):
+    for call in (
+        lambda: encoders.delete_encoder(stocked_services, RequestContext("q"), "a"),
+        lambda: anchor_sets.delete_anchor_set(stocked_services, RequestContext("q"), "s"),
+        lambda: translators.find_pair(stocked_services, "q", request()),
+        lambda: translators.find_with_report(
+            stocked_services,
+            "q",
+            translators.fit(stocked_services, CONTEXT, *_pair(stocked_services), request()).id,
+        ),
+    ):
+        with pytest.raises(Exception, match=r"(?i)there is no"):
+            call()
+
+
+def test_two_processes_that_first_fit_one_translator_at_once_both_answer(
+    on_postgres, stock_services
+):
+    """One has inserted the row and not committed it yet when the other looks for it."""
+    services = stock_services(on_postgres)
+    source, target = _pair(services)
+    content = translators.fit(services, CONTEXT, source, target, request()).id
+    with services.db.transaction() as session:
+        resources.translator(session, PROJECT, content)
+        session.query(tables.TranslatorRow).delete()
+    cold = replace(services, cache=Cache(0))
+    with ThreadPoolExecutor(1) as pool:
+        with services.db.transaction() as session:
+            session.add(
+                tables.TranslatorRow(
+                    project=PROJECT,
+                    content=content,
+                    source_id=source.id,
+                    target_id=target.id,
+                    method="irp",
+                    options={},
+                )
+            )
+            session.flush()
+            second = pool.submit(translators.fit, cold, CONTEXT, source, target, request())
+            blocked = text(
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted "
+                "AND pg_backend_pid() = ANY(pg_blocking_pids(pid)))"
+            )
+            while not session.scalar(blocked):
+                time.sleep(0.01)
+        assert second.result().id == content
+
+
+def test_without_any_cache_answers_are_the_same(stocked_services):
+    vectors = some(4, 3, seed=9)
+    warm = apply.apply_map(stocked_services, CONTEXT, apply.Translation(request()), vectors=vectors)
+    cold_services = another_process(stocked_services, cache_bytes=0)
+    for _ in range(2):
+        cold = apply.apply_map(
+            cold_services, CONTEXT, apply.Translation(request()), vectors=vectors
+        )
+        assert torch.equal(cold.output.vectors, warm.output.vectors)
+        assert cold.served.id == warm.served.id
+    cold_services.close()
+    with stocked_services.db.transaction() as session:
+        assert session.query(tables.TranslatorRow).count() == 1
+
+
+def test_auto_never_takes_a_joint_method_for_relative_vectors(stocked_services):
+    for power in (0.0, 0.25, 1.0):
+        answer = apply.apply_map(
+            stocked_services, CONTEXT, apply.Decoding(request("auto"), power), vectors=some(2, 12)
+        )
+        assert answer.output.vectors.shape == (2, 2)
+        assert answer.served.id is None
+
+
+def test_auto_keeps_the_cosine_for_a_head_that_answers_numbers(stocked_services):
+    pair = translators.find_pair(stocked_services, PROJECT, request("auto"))
+    for numbers, power in ((False, 0.25), (True, 0.0)):
+        asked = replace(request("auto"), numbers=numbers)
+        method, options = translators.choose_method(*pair, asked)
+        assert (method, options["decode_power"]) == ("graded", power)
+
+
+def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked_services):
+    digest = _blob_of(stocked_services, "a")
+    path = stocked_services.blobs.root / digest[:2] / digest
+    path.write_bytes(path.read_bytes()[:-1] + b"\7")
+    with pytest.raises(BlobMissing, match="anchor set 's' is damaged"):
+        apply.apply_map(stocked_services, CONTEXT, apply.Translation(request()), vectors=some(2, 3))
