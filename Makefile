@@ -37,7 +37,7 @@ test: $(INSTALLED) ## run all tests that CI runs (about eleven minutes on two co
 	$(PYTEST) -n 4 -m "not long"
 
 test-fast: $(INSTALLED) ## run the tests of the maths and of the services, without bootstraps (a minute)
-	$(PYTEST) -n 2 -m "not long" -k "not redis and not bootstrap" tests/maths tests/services
+	$(PYTEST) -n 2 -m "not long" -k "not redis and not bootstrap" tests/maths tests/anchors tests/bootstrap tests/translate tests/search
 
 test-long: $(INSTALLED) ## run sweeps, many seeds, all shapes of the maths, ten minutes of soak, the demo in a fresh clone
 	$(PYTEST) -n 2 -m long

@@ -36,7 +36,7 @@ PACKAGES = ("app", "workers", "migrations")
 #: the command's module, next to the packages
 COMMAND = "anchorage_server.py"
 #: pages that the wheel copies into a package: see force-include in pyproject.toml
-COPIED = {"app/api/errors.md"}
+COPIED = {"app/http/errors.md"}
 
 #: seconds in which the installed service must answer /readyz
 START_S = 90.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -20,13 +19,18 @@ from starlette.testclient import TestClient
 from torch.profiler import ProfilerActivity, profile
 
 from app.db.session import Database, sqlite_url
-from app.main import create_app
-from app.settings import Settings
 from scripts.servers import Missing, Postgres
 from tests.pgvector_server import own_pgvector as own_pgvector
 from tests.pgvector_server import own_pgvector_server as own_pgvector_server
 from tests.pgvector_server import pgvector_server as pgvector_server
 from tests.pgvector_server import pgvector_url as pgvector_url
+
+pytest_plugins = [
+    "tests.fixtures.http",
+    "tests.fixtures.services",
+    "tests.fixtures.db",
+    "tests.fixtures.shop",
+]
 
 # The tests share few cores with the processes they start. Threads of OpenMP wait for one another
 # in busy loops: a fit that takes 12 s of CPU with one thread takes 70 s with two.
@@ -158,19 +162,6 @@ def redis_prefix(redis_url: str) -> Iterator[str]:
     for key in client.scan_iter(f"*{prefix}*"):
         client.delete(key)
     client.close()
-
-
-@pytest.fixture
-def client(tmp_path: Path, migrated_sqlite: Path) -> Iterator[TestClient]:
-    """The whole service, embedded: SQLite, blobs and worker below a temporary folder."""
-    shutil.copy(migrated_sqlite, tmp_path / "anchorage.db")
-    settings = Settings(
-        data_dir=tmp_path, max_body_bytes=4 * 1024 * 1024, max_vectors=2_000, max_pool=200
-    )
-    with TestClient(
-        create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False
-    ) as client:
-        yield client
 
 
 @pytest.fixture

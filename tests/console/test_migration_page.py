@@ -10,9 +10,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.fixtures.shop import Shop
-from tests.fixtures.shop import case as case
-from tests.fixtures.shop import filled as filled
-from tests.fixtures.shop import shop as shop
 
 PLAN = {"pair": "new@items"}
 PAGE = "/console/stores/docs"

@@ -5,9 +5,6 @@ from __future__ import annotations
 from starlette.testclient import TestClient
 
 from tests.fixtures.shop import Shop
-from tests.fixtures.shop import case as case
-from tests.fixtures.shop import filled as filled
-from tests.fixtures.shop import shop as shop
 
 
 def test_the_list_of_stores_is_the_first_page(client: TestClient) -> None:
