@@ -8,7 +8,7 @@ the mean of (R_Y - R)^2, its gradient with respect to A is 2 / (m size) (R_Y - R
 step, and every anchor is scaled back to length 1. At the end each anchor is rounded to its nearest
 item.
 
-docs/decisions/0007-bootstrap.md lists what the paper leaves open, and our choices. The method fails
+docs/explanation/decisions.md lists what the paper leaves open, and our choices. The method fails
 silently when there are too few seeds: do not use its anchors without checking them.
 """
 

@@ -26,7 +26,7 @@ FLOORS: list[tuple[str, dict[str, tuple[int, str]]]] = [
         "nouns",
         {
             "app/encoders": (2_600, "models that make vectors"),
-            "app/anchors": (2_200, "items that two models embedded"),
+            "app/anchors": (2_200, "items that both models embed"),
             "app/bootstrap": (900, "anchors from few pairs"),
             "app/translate": (3_700, "vectors of another model"),
             "app/heads": (950, "classifiers on vectors"),
@@ -37,8 +37,13 @@ FLOORS: list[tuple[str, dict[str, tuple[int, str]]]] = [
             "app/bulk": (600, "files of vectors"),
         },
     ),
-    ("jobs", {"app/jobs": (1_300, "a queue in SQL, and its workers")}),
-    ("keys", {"app/access": (600, "keys, projects, audit")}),
+    (
+        "jobs, which stand on access",
+        {
+            "app/jobs": (1_300, "a queue in SQL, workers"),
+            "app/access": (600, "keys, projects, audit"),
+        },
+    ),
     (
         "foundations",
         {

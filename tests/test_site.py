@@ -61,7 +61,7 @@ def test_every_page_is_built(site):
         "index",
         "tutorial/index",
         "reference/errors/index",
-        "decisions/0001-one-matrix/index",
+        "explanation/decisions/index",
         "404",
     ):
         assert (site / f"{name}.html").stat().st_size > 1_000

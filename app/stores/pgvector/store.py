@@ -32,7 +32,7 @@ from app.stores.port import (
 
 class PgvectorStore(Store):
     """One table. options: `ef_search`, `probes`, `iterative_scan` and `type`; see
-    docs/decisions/0042-stores.md.
+    docs/explanation/decisions.md.
     """
 
     capabilities = Capabilities(
