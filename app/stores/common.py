@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -21,6 +22,9 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.stores.port import Cursor, HearRows, Page, RowsChecksum, StoreId, StoreVectors
+
+#: parts of a collection that a sample reads
+SAMPLE_PARTS = 32
 
 Cause = TypeVar("Cause", bound=BaseException)
 
@@ -58,77 +62,62 @@ def page_of(
     return Page(kept, found, cursor)
 
 
-def raised_by(error: BaseException, packages: Collection[str]) -> bool:
-    """Return whether a call of one of these packages raised an error, and not our own code.
+def random_runs(total: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the length of runs of rows that make a sample of a collection.
 
-    Libraries raise ValueError and RuntimeError for faults of a store; so do mistakes of ours. The
-    functions that ran when the error was raised tell them apart: the last one that is ours or
-    theirs.
+    They are at random positions, one in each part of the collection.
     """
-    theirs = False
-    trace = error.__traceback__
-    while trace is not None:
-        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        theirs = package in packages or (theirs and package != "app")
-        trace = trace.tb_next
-    return theirs
+    parts = 1 if count >= total else min(count, SAMPLE_PARTS)
+    edges = np.linspace(0, total, parts + 1).astype(int).tolist()
+    shares = np.diff(np.linspace(0, min(count, total), parts + 1).astype(int)).tolist()
+    random = np.random.default_rng(seed)
+    for first, end, share in zip(edges, edges[1:], shares, strict=False):
+        yield int(random.integers(first, max(first, end - share) + 1)), share
+
+
+def find_text(payload: Mapping[str, Any], field: str) -> str | None:
+    """Return a text of a payload. The name of a field may have dots for nested objects."""
+    value: Any = payload.get(field, payload)
+    for part in field.split(".") if value is payload else ():
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else None
 
 
 #: most characters of a fault that an error repeats
 FAULT_SHOWN = 300
 
-#: errors, parts of messages in lower case that stand for them, and what to do
-FAULT_SIGNS: tuple[tuple[type[AnchorageError], tuple[str, ...], str], ...] = (
+#: what libraries raise for an answer, or an argument of a client, that they do not expect
+ODD_VALUES = (ValueError, LookupError, TypeError, AttributeError)
+
+#: errors, what messages in lower case say that stand for them, and what to do: the libraries of
+#: folders have no classes for these
+FAULT_SIGNS: tuple[tuple[type[AnchorageError], str, str], ...] = (
     (
         StoreFull,
-        (
-            "no space left",
-            "disk is full",
-            "disk full",
-            "not enough space",
-            "out of disk",
-            "insufficient storage",
-        ),
+        "no space left|disk (is )?full|not enough space|out of disk|insufficient storage",
         "Its disk is full. Free space there, then continue.",
     ),
     (
         StoreUnavailable,
-        ("already accessed by another instance", "wouldblock"),
+        "already accessed by another instance|wouldblock",
         "Another process has the folder open, and the store lets one process in. Close it there, "
         "or use a server.",
     ),
     (
         StoreUnavailable,
-        ("database is locked",),
+        "database is locked",
         "Another connection holds the write lock of the file for more than 5 s. Close its "
         "transaction, then try again.",
     ),
     (
         StoreRefused,
-        (
-            "permission denied",
-            "read-only",
-            "readonly",
-            "forbidden",
-            "unauthorized",
-            "accessdenied",
-            "unable to open database",
-        ),
+        "permission denied|read-?only|forbidden|unauthorized|accessdenied|unable to open database",
         "Ask the operator for credentials or permissions that allow reads and writes.",
     ),
     (
         StoreChanged,
-        (
-            "not found",
-            "doesn't exist",
-            "does not exist",
-            "no such file",
-            "not existing vector name",
-            "no point with id",
-            "vector dimension error",
-            "is not initialized",
-            "vector inserting error",
-        ),
+        "not found|does(n't| not) exist|no such file|not existing vector name|no point with id|"
+        "vector (dimension|inserting) error|is not initialized",
         "Somebody deleted, renamed or changed the collection. Look at it, then plan a new "
         "migration.",
     ),
@@ -142,7 +131,7 @@ def fault_of(store: str, text: str, *, filtered: bool = False) -> AnchorageError
     """
     shown = text[:FAULT_SHOWN]
     for kind, signs, advice in FAULT_SIGNS:
-        if any(sign in text.lower() for sign in signs):
+        if re.search(signs, text.lower()):
             return kind(f"{store} did not accept the call: {shown}. {advice}")
     if filtered:
         return InvalidFilter(f"{store} does not read the filter: {shown}.", field="filter")
@@ -182,24 +171,21 @@ def attempts(within_s: float) -> Iterator[bool]:
 @contextmanager
 def store_faults(
     store: str,
-    packages: Collection[str],
+    kinds: tuple[type[Exception], ...] = (),
     translate: Callable[[Exception], AnchorageError | None] = lambda error: None,
     *,
     filtered: bool = False,
 ) -> Iterator[None]:
-    """Raise faults of a store in the block as errors of this project, and mistakes of ours as are.
+    """Raise errors of these kinds, and those of the system, as errors of this project.
 
-    packages   the store's libraries, whose errors are faults of the store
-    translate  returns the error for a class of faults that its text does not tell
+    translate  returns the error for a fault that its text does not tell
     """
     try:
         yield
     except AnchorageError:
         raise
     except Exception as error:
+        if not isinstance(error, (OSError, *kinds)):
+            raise
         fault = find_cause(error, AnchorageError) or translate(error)
-        if fault is None:
-            if not isinstance(error, OSError) and not raised_by(error, packages):
-                raise
-            fault = fault_of(store, str(error), filtered=filtered)
-        raise fault from error
+        raise (fault or fault_of(store, str(error), filtered=filtered)) from error

@@ -18,12 +18,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from app.errors import AddressNotListed, AnchorageError, Overloaded, StoreUnavailable
-from app.stores.common import raised_by
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.stores.port import Store, StoreLocation
 from app.stores.registry import LOADED, load_connector, open_store
@@ -44,39 +43,6 @@ STUCK_S = 10.0
 
 #: how long `close` waits for a store that does not answer
 CLOSE_S = 2.0
-
-#: packages that call stores: what they raise says something about the store, and not about us
-STORE_LIBRARIES = frozenset(
-    {
-        "aiobotocore",
-        "adlfs",
-        "boto3",
-        "botocore",
-        "chromadb",
-        "chromadb_rust_bindings",
-        "faiss",
-        "fsspec",
-        "gcsfs",
-        "grpc",
-        "httpcore",
-        "httpx",
-        "lance",
-        "lancedb",
-        "pgvector",
-        "psycopg",
-        "psycopg_binary",
-        "pyarrow",
-        "pymilvus",
-        "pyo3_runtime",
-        "pysqlite3",
-        "qdrant_client",
-        "requests",
-        "s3fs",
-        "sqlite3",
-        "sqlite_vec",
-        "urllib3",
-    }
-)
 
 #: what looks like the name of an address
 _NAME = re.compile(r"[\w.-]{1,100}")
@@ -297,9 +263,7 @@ def _errors_of(row: RegisteredStore, within_s: float) -> Iterator[None]:
 
 
 def _key(location: StoreLocation) -> str:
-    parts = (location.kind, location.url, location.collection)
-    fields = (location.vector_field, location.id_field, location.text_field)
-    return json.dumps([*parts, *fields, dict(location.options)], sort_keys=True, default=str)
+    return json.dumps(asdict(location), sort_keys=True, default=str)
 
 
 def _close_all(stores: list[Store]) -> None:
@@ -323,8 +287,8 @@ def _close(store: Store) -> None:
 def _without_url(location: StoreLocation, call: Callable[[], Result]) -> Result:
     """Return the call's result. Its errors do not contain the URL, and have no cause that might.
 
-    Errors of the store's library and of the operating system become StoreUnavailable; others are
-    faults of the service.
+    Connectors translate the errors of their libraries. What the operating system raises, and a
+    library that panics, is a fault of the store too; other errors are faults of the service.
     """
     try:
         return call()
@@ -337,19 +301,8 @@ def _without_url(location: StoreLocation, call: Callable[[], Result]) -> Result:
         raise
     except BaseException as error:
         fault: Exception = fault_without_url(error, location.url)
-        if is_fault_of_store(error):
+        if isinstance(error, OSError) or not isinstance(error, Exception):
             log.warning("a call of a store of kind %s failed: %s", location.kind, fault)
             kind = type(error).__name__
             fault = StoreUnavailable(f"The store failed with {kind}. Check it, and try again.")
     raise fault
-
-
-def is_fault_of_store(error: BaseException) -> bool:
-    """Return whether the operating system or a store's library raised an error.
-
-    A library that reads an answer which it does not expect may raise any class of errors.
-    """
-    package = type(error).__module__.partition(".")[0]
-    if isinstance(error, OSError) or package in STORE_LIBRARIES:
-        return True
-    return raised_by(error, STORE_LIBRARIES)

@@ -36,6 +36,7 @@ from app.stores.common import (
     attempts,
     did_you_mean,
     find_cause,
+    random_runs,
     row_number,
     store_faults,
 )
@@ -55,7 +56,6 @@ from app.stores.second_collection import (
     PairedStore,
     Sides,
     StoredRow,
-    random_runs,
     stack_rows,
 )
 
@@ -144,11 +144,6 @@ class MilvusPlace:
         return f"{self.key} {operator} {json.dumps(value, ensure_ascii=False)}"
 
 
-@dataclass(frozen=True, eq=False)
-class RowContent:
-    payload: Mapping[str, Any]
-
-
 class MilvusStore(PairedStore):
     """A collection of a Milvus server."""
 
@@ -175,7 +170,7 @@ class MilvusStore(PairedStore):
         **options: Any,
     ) -> Any:
         """Call the library's client, with a timeout and its faults as errors of this project."""
-        with store_faults(STORE, ("pymilvus", "grpc"), translate_fault, filtered=filtered):
+        with store_faults(STORE, (Exception,), translate_fault, filtered=filtered):
             with self._lock:
                 self._client = self._client or connect(self.location.url)
                 call = getattr(self._client, method)
@@ -297,7 +292,7 @@ class MilvusStore(PairedStore):
             written = []
             part = zip(rows[first : first + ROWS_A_WRITE], vectors[first:], strict=False)
             for row, vector in part:
-                payload = row.content.payload.items()
+                payload = row.payload.items()
                 written.append({name: place.written(name, value) for name, value in payload})
                 written[-1] |= {place.key: row.id, place.vector: vector}
             self._call("upsert", place.name, written)
@@ -428,7 +423,7 @@ class MilvusStore(PairedStore):
                     [row.id for row in rows],
                     [sign * float(each.distance) for each in found],
                     stack_rows(rows, place.dim) if wanted.vectors else None,
-                    [row.content.payload for row in rows] if wanted.payload else None,
+                    [row.payload for row in rows] if wanted.payload else None,
                 )
             )
         return hits
@@ -493,11 +488,8 @@ def vector_field(form: Mapping[str, Any], wanted: str | None) -> str:
 
 def copy_problem(place: MilvusPlace, collection: str) -> StoreNote | None:
     """Return why a collection cannot be replaced by a copy; None if it can."""
-    form, others = (
-        place.form,
-        [each for each in place.form["fields"] if each["name"] != place.vector],
-    )
-    name, properties = place.name, form["properties"]
+    form, name = place.form, place.name
+    others = [each for each in form["fields"] if each["name"] != place.vector]
     if collection == name:
         return StoreNote(
             "no-alias",
@@ -510,7 +502,7 @@ def copy_problem(place: MilvusPlace, collection: str) -> StoreNote | None:
         code, problem = "auto-id", "Milvus makes the ids, so a copy would have other ones"
     elif form["num_partitions"] > 1 and not has_partition_key(form):
         code, problem = "partitions", "a copy would not have its partitions"
-    elif properties.get("collection.ttl.seconds", "0") not in ("0", "-1"):
+    elif form["properties"].get("collection.ttl.seconds", "0") not in ("0", "-1"):
         code, problem = "ttl", "its rows expire, and in a copy they would live longer"
     elif form["functions"] or any(DataType(each["type"]).name not in COPIED for each in others):
         code, problem = "fields", "a copy would lose its functions or fields, as other vectors"
@@ -541,4 +533,4 @@ def stored_row(place: MilvusPlace, fields: Mapping[str, Any], content: bool) -> 
     id, value = payload.pop(place.key), payload.pop(place.vector, None)
     vector = None if value is None else np.asarray(value, np.float32)
     digest = row_number(as_json(id), as_json(payload)) if content else 0
-    return StoredRow(id, vector, RowContent(payload), digest, digest)
+    return StoredRow(id, vector, payload, digest=digest)

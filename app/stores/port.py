@@ -196,6 +196,8 @@ class Store(ABC):
 
     capabilities: Capabilities
     location: StoreLocation
+    #: where the text of a row is, if the location does not say it
+    default_text_field: str | None = None
 
     @abstractmethod
     def facts(self) -> StoreFacts:
@@ -221,9 +223,16 @@ class Store(ABC):
 
         Raises StoreUnsupported.
         """
-        template = parse_template(self.location.text_field or "")
+        field = self.location.text_field or self.default_text_field
+        if field is None:
+            raise StoreUnsupported(
+                "The store was registered without `text_field`, so there are no texts. Register "
+                "it again with the field that holds the text.",
+                field="text_field",
+            )
+        template = parse_template(field)
         if template is None:
-            return self.read_field(ids, self.location.text_field)
+            return self.read_field(ids, field)
         columns = {name: self.read_field(ids, name) for name in template.fields}
         return [
             template.fill({name: texts[row] for name, texts in columns.items()})
@@ -231,13 +240,8 @@ class Store(ABC):
         ]
 
     @abstractmethod
-    def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
-        """Return the text in a field of each row; None where there is none.
-
-        field  None: the connector's own, if it has one
-
-        Raises StoreUnsupported.
-        """
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
+        """Return the text in a field of each row; None without. Raises StoreUnsupported."""
 
     def search(self, wanted: Search) -> Sequence[Hits]:
         """Return the rows of each query. Raises StoreUnsupported, InvalidFilter."""

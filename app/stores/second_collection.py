@@ -14,15 +14,15 @@ from abc import abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import MigrationActive, StoreChanged, StoreUnsupported, WrongState
+from app.errors import MigrationActive, StoreChanged, WrongState
 from app.stores.answers import plan_search
-from app.stores.common import rows_checksum
+from app.stores.common import find_text, rows_checksum
 from app.stores.port import (
     Changes,
     Cursor,
@@ -43,9 +43,6 @@ from app.stores.port import (
 #: rows that are compared, copied or deleted at once
 ROWS_A_PAGE = 1000
 
-#: parts of a collection that a sample reads
-SAMPLE_PARTS = 32
-
 #: served pages whose rows are remembered until they are written
 PAGES_REMEMBERED = 2
 
@@ -59,17 +56,17 @@ class StoredRow:
     """One row of a collection.
 
     vector   None: it has none, or it was not read
-    content  all but the vector, as the connector writes it, with a member `payload`; None: it was
-             not read
-    digest   a number of what a copy of the row must follow: its id and its content
-    origin   the digest of the row that it was copied from; None: a client wrote it since
+    payload  what clients see of it besides its vectors; others: its other vectors, by their names
+    digest   a number of what a copy of the row must follow: its id, its payload and `others`
+
+    Without its content only the id and the vector were read.
     """
 
     id: StoreId
     vector: StoreVectors | None
-    content: Any
-    digest: int
-    origin: int | None
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
+    digest: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +105,6 @@ class PairedStore(Store):
     """A store whose migration is a second collection. A connector defines the verbs; each can be
     repeated after a crash.
     """
-
-    #: where the text of a row is, if the location does not say it
-    default_text_field: str | None = None
 
     def __init__(self) -> None:
         self._served: deque[dict[StoreId, StoredRow]] = deque(maxlen=PAGES_REMEMBERED)
@@ -174,17 +168,6 @@ class PairedStore(Store):
     def complete(self, sides: Sides) -> None:
         """Build the index of the new vectors after the last page of a run."""
 
-    def compare_page(
-        self, sides: Sides, source: Side, cursor: Cursor | None, limit: int
-    ) -> tuple[list[tuple[StoredRow, StoredRow | None]], Cursor | None]:
-        """Return the next rows of one side, each with its row of the other side."""
-        there = sides.place(opposite(source))
-        rows, after = self.read_page(
-            sides.place(source), cursor, limit, vectors=False, content=True
-        )
-        found = self.read_rows(there, [row.id for row in rows], vectors=False, content=True)
-        return [(row, found.get(row.id)) for row in rows], after
-
     # --- reading ------------------------------------------------------------------------------
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
@@ -237,17 +220,10 @@ class PairedStore(Store):
         """Return an id as the store writes it; None for one that no row can have."""
         return id  # type: ignore[no-any-return]
 
-    def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
-        field = field or self.default_text_field
-        if field is None:
-            raise StoreUnsupported(
-                "The store was registered without `text_field`, so there are no texts. Register "
-                "it again with the field that holds the text.",
-                field="text_field",
-            )
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
         place = self.find_sides().visible
         rows = self._rows_of(place, ids, vectors=False, content=True)
-        return [None if row is None else find_text(row.content.payload, field) for row in rows]
+        return [None if row is None else find_text(row.payload, field) for row in rows]
 
     def _rows_of(
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
@@ -404,9 +380,9 @@ class SecondCollection(Migration):
         cursor: Cursor | None = None
         while True:
             sides = self._source_sides(source)
-            pairs, cursor = self._store.compare_page(sides, source, cursor, ROWS_A_PAGE)
+            pairs, cursor = self._pairs(sides, source, cursor)
             seen.extend(fingerprint(row.id, row.digest) for row, _ in pairs)
-            stale = [row.id for row, there in pairs if there is None or there.origin != row.digest]
+            stale = [row.id for row, there in pairs if there is None or there.digest != row.digest]
             found = list(self._read_whole(sides.place(source), stale))
             bare = [row for row in found if row.vector is None]
             if bare:
@@ -427,6 +403,18 @@ class SecondCollection(Migration):
             yield sides, [], [id for id in ids if id not in there]
             if cursor is None:
                 return
+
+    def _pairs(
+        self, sides: Sides, source: Side, cursor: Cursor | None
+    ) -> tuple[list[tuple[StoredRow, StoredRow | None]], Cursor | None]:
+        """Return the next rows of one side, each with its row of the other side."""
+        there = sides.place(opposite(source))
+        rows, after = self._store.read_page(
+            sides.place(source), cursor, ROWS_A_PAGE, vectors=False, content=True
+        )
+        ids = [row.id for row in rows]
+        found = self._store.read_rows(there, ids, vectors=False, content=True)
+        return [(row, found.get(row.id)) for row in rows], after
 
     def _source_sides(self, source: Side) -> Sides:
         """Return the sides. Raises StoreChanged if clients no longer see `source`."""
@@ -451,12 +439,12 @@ class SecondCollection(Migration):
         """
         sides, cursor = self._require("cut" if source == "old" else "open"), None
         while True:
-            pairs, cursor = self._store.compare_page(sides, source, cursor, ROWS_A_PAGE)
+            pairs, cursor = self._pairs(sides, source, cursor)
             late = [
                 row.id
                 for row, there in pairs
                 if not _contains(seen, fingerprint(row.id, row.digest))
-                and (there is None or _contains(seen, fingerprint(row.id, there.origin)))
+                and (there is None or _contains(seen, fingerprint(row.id, there.digest)))
             ]
             found = self._read_whole(sides.place(source), late)
             whole = [row for row in found if row.vector is not None]
@@ -523,29 +511,8 @@ class SecondCollection(Migration):
             self._store.drop(sides, "new")
 
 
-def random_runs(total: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the length of runs of rows that make a sample of a collection.
-
-    They are at random positions, one in each part of the collection.
-    """
-    parts = 1 if count >= total else min(count, SAMPLE_PARTS)
-    edges = np.linspace(0, total, parts + 1).astype(int).tolist()
-    shares = np.diff(np.linspace(0, min(count, total), parts + 1).astype(int)).tolist()
-    random = np.random.default_rng(seed)
-    for first, end, share in zip(edges, edges[1:], shares, strict=False):
-        yield int(random.integers(first, max(first, end - share) + 1)), share
-
-
 def opposite(side: Side) -> Side:
     return "new" if side == "old" else "old"
-
-
-def find_text(payload: Mapping[str, Any], field: str) -> str | None:
-    """Return a text of a payload. The name of a field may have dots for nested objects."""
-    value: Any = payload.get(field, payload)
-    for part in field.split(".") if value is payload else ():
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value if isinstance(value, str) else None
 
 
 def stack_rows(rows: Sequence[StoredRow], dim: int) -> StoreVectors:

@@ -18,7 +18,6 @@ import numpy as np
 import sqlite_vec
 
 from app.errors import (
-    AnchorageError,
     ConnectorMissing,
     InvalidFilter,
     StoreChanged,
@@ -27,8 +26,8 @@ from app.errors import (
 )
 from app.stores.common import (
     as_json,
-    fault_of,
     page_of,
+    random_runs,
     row_number,
     rows_checksum,
     store_faults,
@@ -50,7 +49,6 @@ from app.stores.port import (
     StoreLocation,
     StoreVectors,
 )
-from app.stores.second_collection import random_runs
 
 STORE = "The sqlite-vec store"
 
@@ -150,13 +148,8 @@ class SqliteVecStore(Store):
         path = Path(self.location.url.removeprefix("file://"))
         if not path.is_file():
             raise StoreUnavailable("The address names no file. Ask the operator to correct it.")
-
-        def translate(error: Exception) -> AnchorageError | None:
-            if not isinstance(error, SQLITE.Error | OverflowError):  # of a number in a filter
-                return None
-            return fault_of(STORE, str(error), filtered=filtered)
-
-        with store_faults(STORE, (), translate):
+        kinds = (SQLITE.Error, OverflowError)  # of a number in a filter
+        with store_faults(STORE, kinds, filtered=filtered):
             url = f"{path.resolve().as_uri()}?mode=rw"  # does not create it
             opened = SQLITE.connect(url, uri=True, isolation_level=None)
             with closing(opened) as database:
@@ -257,14 +250,8 @@ class SqliteVecStore(Store):
     def migration(self, tag: str, dim: int) -> NewVectors:
         return SecondTable(self, tag, dim)
 
-    def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
         """Return texts of a column of the vec0 table, or, as `table.column`, of another table."""
-        if field is None:
-            raise StoreUnsupported(
-                "The store was registered without `text_field`, so there are no texts. Register "
-                "it again with the field that holds the text.",
-                field="text_field",
-            )
         table = self.table
         known = json.dumps([each for each in ids if table.has_id(each)])
         name, _, column = field.rpartition(".")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -58,22 +56,16 @@ def missing_file(store: Store) -> Any:
     return Path(store.location.url, "none").read_bytes()
 
 
-def damaged_database(store: Store) -> Any:
-    file = Path(store.location.url, "database")
-    file.write_bytes(b"nonsense" * 1000)
-    connection = sqlite3.connect(file)
-    try:
-        return connection.execute("SELECT * FROM sqlite_master").fetchall()
-    finally:
-        connection.close()
+class Panic(BaseException):
+    """As a library in Rust raises."""
 
 
-def refused_connection(store: Store) -> Any:
-    return httpx.get("http://127.0.0.1:1/")
+def panics(store: Store) -> Any:
+    raise Panic(store.location.url)
 
 
-@pytest.mark.parametrize("call", [missing_file, damaged_database, refused_connection])
-def test_what_the_system_and_libraries_raise_is_a_fault_of_the_store(
+@pytest.mark.parametrize("call", [missing_file, panics])
+def test_what_the_system_raises_and_a_panic_is_a_fault_of_the_store(
     handles: StoreHandles,
     location: StoreLocation,
     call: Callable[[Store], Any],

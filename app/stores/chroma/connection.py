@@ -19,19 +19,18 @@ from app.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from app.stores.common import fault_of, find_cause, raised_by, store_faults
+from app.stores.common import ODD_VALUES, fault_of, find_cause, store_faults
 from app.stores.http_answers import limit_answers
 from app.stores.port import StoreLocation
 
 #: seconds to connect, and the longest wait for an answer
 CONNECT_S, ANSWER_S = 5.0, 30.0
 
-#: packages whose errors are faults of the store, and its name in errors
-LIBRARIES = ("chromadb", "chromadb_rust_bindings", "httpx")
+#: the store's name in errors
 STORE = "The Chroma store"
 
 
-def translate_fault(error: Exception) -> AnchorageError | None:
+def translate_fault(error: Exception) -> AnchorageError:
     """Return the error of this project that a class of Chroma's faults stands for."""
     text = str(error)
     if cause := find_cause(error, httpx.TransportError):
@@ -39,10 +38,6 @@ def translate_fault(error: Exception) -> AnchorageError | None:
         return StoreUnavailable(f"{STORE} did not answer ({kind}). Check that the server runs.")
     if isinstance(error, errors.AuthorizationError | errors.ChromaAuthError):
         return StoreRefused(f"{STORE} refused the credentials of its address.")
-    if not isinstance(error, errors.ChromaError | httpx.HTTPError | ValueError):
-        return None
-    if not isinstance(error, errors.ChromaError) and not raised_by(error, LIBRARIES):
-        return None  # a mistake of ours
     if "error finding id" in text.lower():  # a folder's client keeps parts of it in memory
         return StoreUnavailable(
             f"{STORE} was changed by another process, which this one cannot see: {text}. Restart "
@@ -96,7 +91,9 @@ class ChromaConnection:
 
     def faults(self) -> AbstractContextManager[None]:
         """Return a block that raises faults of Chroma as errors of this project."""
-        return store_faults(STORE, LIBRARIES, translate_fault)
+        return store_faults(
+            STORE, (errors.ChromaError, httpx.HTTPError, *ODD_VALUES), translate_fault
+        )
 
     @property
     def client(self) -> Any:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from app.errors import StoreChanged, StoreUnsupported
 from app.stores.answers import read_parts, rows_a_read
 from app.stores.chroma.connection import ChromaConnection
-from app.stores.common import as_json, did_you_mean, row_number
+from app.stores.common import as_json, did_you_mean, random_runs, row_number
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -27,7 +27,7 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.second_collection import PairedStore, Sides, StoredRow, random_runs
+from app.stores.second_collection import PairedStore, Sides, StoredRow
 
 #: spaces of Chroma
 SPACES: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
@@ -43,6 +43,9 @@ IDS_A_CALL = 1000
 
 #: the members of a payload that are no metadata; Chroma reserves names that begin so
 DOCUMENT, RESOURCE = "chroma:document", "chroma:uri"
+
+#: what a call returns of a record's content
+CONTENT = ["documents", "metadatas", "uris"]
 
 CHROMA_NOTES = (
     StoreNote(
@@ -66,19 +69,6 @@ CHROMA_NOTES = (
         "`verify` and at a cutover. A write that changes only a vector is not found.",
     ),
 )
-
-
-class ChromaContent(NamedTuple):
-    """All that a record holds but its id and its vector."""
-
-    document: str | None
-    metadata: Mapping[str, Any] | None
-    uri: str | None
-
-    @property
-    def payload(self) -> dict[str, Any]:
-        extra = {DOCUMENT: self.document, RESOURCE: self.uri}
-        return dict(self.metadata or {}) | {k: v for k, v in extra.items() if v is not None}
 
 
 class ChromaStore(PairedStore):
@@ -186,13 +176,14 @@ class ChromaStore(PairedStore):
             for start in range(0, len(rows), IDS_A_CALL):
                 part = rows[start : start + IDS_A_CALL]
                 ids = [row.id for row in part]
+                contents = [dict(row.payload) for row in part]
                 place.delete(ids=ids)  # an upsert would merge the metadata
                 place.add(
                     ids=ids,
                     embeddings=np.asarray(vectors[start : start + IDS_A_CALL], np.float32),
-                    documents=[row.content.document for row in part],
-                    metadatas=[row.content.metadata for row in part],
-                    uris=[row.content.uri for row in part],
+                    documents=[each.pop(DOCUMENT, None) for each in contents],
+                    uris=[each.pop(RESOURCE, None) for each in contents],
+                    metadatas=[each or None for each in contents],
                 )
 
     def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
@@ -247,7 +238,7 @@ class ChromaStore(PairedStore):
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
         include = ["distances"] + ["embeddings"] * wanted.vectors
-        include += ["documents", "metadatas", "uris"] * wanted.payload
+        include += CONTENT * wanted.payload
         with self.connection.faults():
             answer = place.query(
                 query_embeddings=np.asarray(wanted.queries, np.float32),
@@ -265,8 +256,8 @@ def _hits(place: Any, answer: Any, wanted: Search) -> list[Hits]:
         scores = -distances if _space(place) == "euclidean" else 1 - distances
         payloads = None
         if wanted.payload:
-            columns = (answer[each][query] for each in ("documents", "metadatas", "uris"))
-            payloads = [ChromaContent(*each).payload for each in zip(*columns, strict=True)]
+            columns = (answer[each][query] for each in CONTENT)
+            payloads = [payload_of(*each) for each in zip(*columns, strict=True)]
         found = np.asarray(answer["embeddings"][query], np.float32) if wanted.vectors else None
         hits.append(Hits(ids, scores.tolist(), found, payloads))
     return hits
@@ -312,19 +303,26 @@ def read_records(
 def _get(
     collection: Any, choice: Mapping[str, Any], *, vectors: bool, content: bool
 ) -> list[StoredRow]:
-    include = ["embeddings"] * vectors + ["documents", "metadatas", "uris"] * content
+    include = ["embeddings"] * vectors + CONTENT * content
     answer = collection.get(include=include, **choice)
     ids = answer["ids"]
     found = np.asarray(answer["embeddings"], np.float32) if vectors and ids else [None] * len(ids)
     if not content:
-        return [StoredRow(id, vector, None, 0, 0) for id, vector in zip(ids, found, strict=True)]
-    columns = (answer["documents"], answer["metadatas"], answer["uris"])
+        return [StoredRow(id, vector) for id, vector in zip(ids, found, strict=True)]
     rows = []
-    for id, vector, document, metadata, uri in zip(ids, found, *columns, strict=True):
-        whole = ChromaContent(document, metadata or None, uri)
-        digest = row_number(as_json(id), as_json(whole.payload))
-        rows.append(StoredRow(id, vector, whole, digest, digest))
+    for id, vector, *parts in zip(ids, found, *(answer[each] for each in CONTENT), strict=True):
+        payload = payload_of(*parts)
+        digest = row_number(as_json(id), as_json(payload))
+        rows.append(StoredRow(id, vector, payload, digest=digest))
     return rows
+
+
+def payload_of(
+    document: str | None, metadata: Mapping[str, Any] | None, uri: str | None
+) -> dict[str, Any]:
+    """Return all that a record holds but its id and its vector."""
+    named = {DOCUMENT: document, RESOURCE: uri}
+    return dict(metadata or {}) | {key: each for key, each in named.items() if each is not None}
 
 
 def resume_position(collection: Any, at: int, last: Sequence[str]) -> int:

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from app.errors import StoreChanged, StoreUnsupported
 from app.stores.common import (
     as_json,
+    find_text,
     page_of,
+    random_runs,
     row_number,
     rows_checksum,
     store_faults,
@@ -44,7 +46,6 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.second_collection import find_text, random_runs
 
 STORE = "The FAISS store"
 
@@ -85,7 +86,7 @@ class FaissStore(Store):
 
     def load(self) -> LoadedIndex:
         """Return the index of the file as it is now; threads wait for the one that reads it."""
-        with self._lock, store_faults(STORE, ("faiss",)):
+        with self._lock, store_faults(STORE, (RuntimeError,)):
             if not self.path.is_file():
                 raise StoreChanged(f"The address has no file `{self.location.collection}`.")
             now = self._signature(self.path)
@@ -96,7 +97,7 @@ class FaissStore(Store):
     def _texts(self) -> Lines | None:
         """Return the file of texts as it is now; None if there is none."""
         path = self.path.with_suffix(".jsonl")
-        with self._lock, store_faults(STORE, ()):
+        with self._lock, store_faults(STORE):
             if not path.is_file():
                 return None
             now = self._signature(path)
@@ -128,7 +129,11 @@ class FaissStore(Store):
             metric=index.metric,
             indexed=not isinstance(index.inner, faiss.IndexFlatCodes),
             vector_bytes=self.path.stat().st_size,
-            notes=(*[POSITIONS] * (not index.has_ids), *[LOSSY] * index.is_lossy),
+            notes=tuple(
+                note
+                for note, holds in ((POSITIONS, not index.has_ids), (LOSSY, index.is_lossy))
+                if holds
+            ),
         )
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
@@ -157,10 +162,10 @@ class FaissStore(Store):
     def migration(self, tag: str, dim: int) -> NewVectors:
         return SecondFile(self, tag, dim)
 
-    def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
         """Return texts of the file of JSON Lines."""
         lines = self._texts()
-        if field is None or lines is None:
+        if lines is None:
             raise StoreUnsupported(
                 f"Texts are read from `{self.path.with_suffix('.jsonl').name}` next to the index, "
                 "by the field that `text_field` names. Write that file, and name the field.",
@@ -202,7 +207,7 @@ class SecondFile(NewVectors):
                 "`IDMap2,HNSW32`, or add rows.",
                 field="collection",
             )
-        with store_faults(STORE, ()):
+        with store_faults(STORE):
             self._state_path.touch()
 
     def write(
@@ -210,14 +215,14 @@ class SecondFile(NewVectors):
     ) -> None:
         rows = np.zeros(len(ids), self._row)
         rows["id"], rows["vector"] = ids, vectors
-        with store_faults(STORE, ()), self._state_path.open("r+b") as file:
+        with store_faults(STORE), self._state_path.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(size - size % self._row.itemsize)  # after the last whole row
             file.write(rows.tobytes())
 
     def _read(self) -> tuple[NDArray[Any], dict[StoreId, int]]:
         """Return all written rows, and the place of the last one of each id."""
-        with store_faults(STORE, ()):
+        with store_faults(STORE):
             size = self._state_path.stat().st_size if self._state_path.exists() else 0
             rows: NDArray[Any] = np.zeros(0, self._row)
             if count := size // self._row.itemsize:
@@ -236,7 +241,7 @@ class SecondFile(NewVectors):
         """Write the index file, whole or not at all, with the rows that the old one has now."""
         old = self._store.load()
         index, (rows, places) = old.empty_like(self._dim), self._read()
-        with store_faults(STORE, ("faiss",)):
+        with store_faults(STORE, (RuntimeError,)):
             if least := least_rows(index):
                 most = 256 * max(256, least)
                 index.train(np.array(rows["vector"][:: len(rows) // most + 1]))
@@ -258,12 +263,12 @@ class SecondFile(NewVectors):
 
     def finish(self) -> None:
         """Delete the file of rows. The new index file is the application's."""
-        with store_faults(STORE, ()):
+        with store_faults(STORE):
             self._state_path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         self.finish()
-        with store_faults(STORE, ()):
+        with store_faults(STORE):
             self._path.unlink(missing_ok=True)
 
 

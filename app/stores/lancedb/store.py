@@ -61,8 +61,7 @@ ROWS_A_BATCH = 10_000
 #: columns of the table of new vectors
 STAGED_ID, STAGED_VECTOR = "id", "vector"
 
-#: packages whose errors are faults of the store, and its name in errors
-LANCE_PACKAGES = ("lance", "lancedb")
+#: the store's name in errors
 STORE = "The LanceDB store"
 
 
@@ -180,11 +179,11 @@ class LancedbStore(Store):
         found = self.read(dataset, id, vector, list(dict.fromkeys(ids)))
         return page_of(ids, found, dataset.schema.field(vector).type.list_size)
 
-    def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
         dataset, id, _ = self.open()
-        if field is None or field not in dataset.schema.names:
+        if field not in dataset.schema.names:
             raise StoreUnsupported(
-                "The store names no column with the texts. Name one in `text_field`.",
+                f"The table has no column `{field}` of texts. Name one in `text_field`.",
                 field="text_field",
             )
         found: dict[StoreId, str | None] = {}
@@ -357,7 +356,7 @@ class SecondColumn(NewVectors):
 
 def faults(*, filtered: bool = False) -> AbstractContextManager[None]:
     """Return a block that raises faults of LanceDB as errors of this project."""
-    return store_faults(STORE, LANCE_PACKAGES, filtered=filtered)
+    return store_faults(STORE, (ValueError, RuntimeError, pa.ArrowException), filtered=filtered)
 
 
 def others_of(dataset: Any) -> list[str]:

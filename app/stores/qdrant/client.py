@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -14,7 +15,11 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from pydantic import ValidationError
 from qdrant_client import QdrantClient, models
-from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+from qdrant_client.http.exceptions import (
+    ApiException,
+    ResponseHandlingException,
+    UnexpectedResponse,
+)
 
 from app.errors import (
     AnchorageError,
@@ -22,7 +27,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.common import attempts, fault_of, store_faults
+from app.stores.common import ODD_VALUES, attempts, fault_of, store_faults
 from app.stores.http_answers import ANSWER_HOOKS, UNCOMPRESSED
 
 #: most seconds of one call
@@ -30,8 +35,8 @@ CALL_TIMEOUT_S = 60
 #: most seconds that `wait_for_index` waits
 INDEX_TIMEOUT_S = 24 * 3600
 
-#: packages whose errors are faults of the store
-QDRANT_PACKAGES = ("qdrant_client", "portalocker", "sqlite3")
+#: what the client raises, with the local mode's
+FAULTS = (ApiException, httpx.HTTPError, sqlite3.Error, RuntimeError, *ODD_VALUES)
 
 
 @dataclass(frozen=True)
@@ -205,4 +210,4 @@ def qdrant_faults(where: str, *, filtered: bool = False) -> AbstractContextManag
             )
         return None
 
-    return store_faults(store, QDRANT_PACKAGES, translate, filtered=filtered)
+    return store_faults(store, FAULTS, translate, filtered=filtered)

@@ -94,12 +94,6 @@ class QdrantPlace:
         return rows_a_read(width if vectors or content else 1)
 
 
-@dataclass(frozen=True, eq=False)
-class PointContent:
-    payload: Mapping[str, Any]
-    vectors: Mapping[str, Any]
-
-
 class QdrantStore(PairedStore):
     """A collection. keeps_lengths is False until `facts` finds that it is not a Cosine one."""
 
@@ -219,12 +213,11 @@ class QdrantStore(PairedStore):
         for first in range(0, len(rows), step):
             points = []
             for number, row in enumerate(rows[first : first + step], first):
-                named = dict(row.content.vectors)
+                named = dict(row.others)
                 if vectors is not None:
                     named[place.vector] = vectors[number].tolist()
                 bare = named[""] if set(named) == {""} else named
-                payload = dict(row.content.payload)
-                points.append(models.PointStruct(id=row.id, vector=bare, payload=payload))
+                points.append(models.PointStruct(id=row.id, vector=bare, payload=dict(row.payload)))
             with self.engine.session() as client:
                 client.upsert(place.name, points)
 
@@ -377,7 +370,7 @@ def _row(record: Any, place: QdrantPlace, content: bool) -> StoredRow:
     value = named.pop(place.vector, None)
     vector = None if value is None else np.asarray(value, np.float32)
     if not content:
-        return StoredRow(id, vector, None, 0, 0)
+        return StoredRow(id, vector)
     # Of other Cosine vectors only the presence counts: a copy scales them to unit length again,
     # which can change the last bit.
     parts = [as_json(id), as_json(record.payload or {}), as_json(vector is not None)]
@@ -387,8 +380,7 @@ def _row(record: Any, place: QdrantPlace, content: bool) -> StoredRow:
             parts.append(as_json(sorted(zip(each.indices, each.values, strict=True))))
         elif place.form.dense[name].distance != models.Distance.COSINE:
             parts.append(np.asarray(each, np.float32).tobytes())
-    digest = row_number(*parts)
-    return StoredRow(id, vector, PointContent(record.payload or {}, named), digest, digest)
+    return StoredRow(id, vector, record.payload or {}, named, row_number(*parts))
 
 
 def copy_problem(form: CollectionForm, location: StoreLocation) -> StoreNote | None:
