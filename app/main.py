@@ -23,13 +23,12 @@ from app.anchors import report_endpoints as anchor_reports
 from app.anchors import sample_endpoints as anchor_samples
 from app.bootstrap import endpoints as bootstrap
 from app.bootstrap import pool_endpoints as pools
-from app.context import ANSWER_THREADS, REQUEST_FIT_S, Services
+from app.context import REQUEST_FIT_S, Services
 from app.encoders import endpoints as encoders
 from app.heads import endpoints as heads
 from app.heads import stitch_endpoints as stitch
 from app.http import admission, bodies, docs, problems
 from app.http.admission import Admission, AdmissionMiddleware
-from app.http.in_flight import InFlight
 from app.http.rates import RateLimiter
 from app.jobs import endpoints as jobs
 from app.moves import endpoints as migrations
@@ -48,6 +47,7 @@ from app.translate import evaluate_endpoints as evaluate
 from app.translate import relative_endpoints as relative
 from app.translate import threshold_endpoints as thresholds
 from app.translate import translator_endpoints as translators
+from app.turns import Turns
 from app.wiring import make_services
 from workers.main import Worker
 
@@ -96,6 +96,9 @@ Errors are `application/problem+json` with a stable `code`. [This page](/docs/er
 each code.
 """
 
+#: threads for the queries of event streams
+EVENT_STREAM_THREADS = 8
+
 
 def create_app(settings: Settings) -> FastAPI:
     """Returns the service. Without Redis, a worker in this process runs the jobs."""
@@ -111,7 +114,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        to_thread.current_default_thread_limiter().total_tokens = ANSWER_THREADS
+        # No request waits for a thread: how many there are is decided at the door.
+        threads = settings.max_in_flight + EVENT_STREAM_THREADS
+        to_thread.current_default_thread_limiter().total_tokens = threads
         await run_in_threadpool(_start, services, worker)
         use_threads(1)  # the event loop computes small products; the lanes use the cores
         gauges = asyncio.create_task(admission.refresh_gauges(app.state.admission))
@@ -176,7 +181,8 @@ def _admission(settings: Settings, services: Services) -> Admission:
         hosts=_hosts(settings),
         max_body_bytes=settings.max_body_bytes,
         max_json=settings.max_json,
-        in_flight=InFlight(settings.max_in_flight, settings.max_in_flight_bytes),
+        requests=Turns("requests", settings.max_in_flight),
+        bytes=Turns("bytes of requests", settings.max_in_flight_bytes),
         console=settings.console,
     )
 

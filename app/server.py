@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 
-from app.http.connections import BoundedHttp, backlog
+from app.http.connections import BACKLOG, BoundedHttp, open_files
 from app.jobs.supervisor import end_with_parent, preloading_context, supervise
 from app.main import create_app
 from app.ops import logs
@@ -127,7 +127,7 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         timeout_graceful_shutdown=int(settings.shutdown_s),
         timeout_keep_alive=IDLE_CONNECTION_S,
         http=BoundedHttp,
-        backlog=backlog(),
+        backlog=min(open_files() // 4, BACKLOG),
         ws="none",
         # X-Forwarded-For counts only from the proxies that uvicorn's variable names.
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,

@@ -185,13 +185,15 @@ class Settings(BaseSettings):
     max_in_flight: int = Field(
         256,
         ge=1,
-        description="most requests that one process answers at once; more get 503",
+        description=(
+            "most requests that one process answers at once; one project gets 429 above half of it"
+        ),
     )
     max_in_flight_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,
         description=(
-            "most bytes of bodies and answers that one process holds at once; more get 503, and "
+            "most bytes of bodies and answers that one process holds at once; "
             "one project gets 429 above half of it. An answer counts 16 bytes a number, or its "
             "size as npy; a body of unknown "
             "length counts as the largest"

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parent.parent
 #: codes that no class of app/errors has: those of the protocol, of validation, and of jobs that
 #: lost their workers or devices
 OTHER_CODES = {
-    "address-too-long",
     "attempts-exhausted",
     "device-failed",
     "headers-too-large",

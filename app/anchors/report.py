@@ -38,7 +38,7 @@ def report_anchor_set(services: Services, project: str, name: str) -> dict[str, 
         )
         for space in rows
     ]
-    with services.fitting(project):
+    with services.take(services.turns.fits, project):
         pair_facts = [
             PairFacts(
                 [x.encoder.name, y.encoder.name],

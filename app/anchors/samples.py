@@ -165,7 +165,7 @@ def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage |
         anchors, sample = spaces.raw_anchors(services, space), sample_of(services, space)
         assert sample is not None
         queries = _queries(services, space)
-        with services.fitting(space.project):
+        with services.take(services.turns.fits, space.project):
             # Queries are unlike every store of documents.
             judged = None if queries is None else ~queries
             found = compare_with_store(anchors, sample, judged=judged)

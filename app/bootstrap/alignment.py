@@ -396,7 +396,7 @@ def _fit_translator(
     estimate = made_pairs.estimate_of(row)
     seeds = estimate["seeds"] if estimate else 0
     method, options = made_pairs.made_method({}, anchors=row.size, seeds=seeds)
-    with services.fitting(row.project):
+    with services.take(services.turns.fits, row.project):
         translator = methods.fit(method, x, y, options)
     fitted = tables.TranslatorRow(project=row.project, method=method, options=dict(options))
     fitted.content = public_id(translator, fitted)

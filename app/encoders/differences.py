@@ -66,7 +66,7 @@ def explain(
     It ends early when the client leaves. Raises Overloaded.
     """
     texts = check_inputs(encoder, inputs, limits=services.limits, field="inputs")
-    with services.checking():
+    with services.take(services.turns.checks, context.project):
         departures: list[bool] = []
         context.on_departure(lambda: departures.append(True))
         explanations = list(

@@ -99,7 +99,7 @@ def encode(
     """
     ready = check_inputs(encoder, inputs, limits=services.limits, field=field)
     model = load_model(services, encoder)
-    with services.encoding():
+    with services.take(services.turns.inputs, context.project):
         pieces = _start_pieces(services, context, model, ready, role, field)
         begun: deque[tuple[EncodeTask, Sequence[Item]]] = deque()
         done: list[EncodedVectors] = []
@@ -218,7 +218,7 @@ def _check_encoded(
 def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     """Return the encoder's model, loaded and unchanged since the encoder was registered."""
     spec = spec_of(encoder)
-    model = load_current_model(services, spec)
+    model = load_current_model(services, encoder)
     try:
         require_unchanged(encoder, model)
     except EncoderChanged:
@@ -226,15 +226,17 @@ def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
         services.encoders.forget(spec, after_s=RECHECK_MODEL_S)
         if services.encoders.loaded(spec) is not None:
             raise
-        model = load_current_model(services, spec)
+        model = load_current_model(services, encoder)
         require_unchanged(encoder, model)
     return model
 
 
-def load_current_model(services: Services, spec: EncoderSpec) -> EncoderModel:
+def load_current_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     """Return the model, loading its files unless it is in memory."""
-    with services.encoding():  # requests that wait for the load of another count too
-        return services.encoders.get(spec, turn=services.loading)
+    turns, project = services.turns, encoder.project
+    with services.take(turns.inputs, project):  # those that wait for the load of another count too
+        load_turn = partial(services.take, turns.loads, project)
+        return services.encoders.get(spec_of(encoder), turn=load_turn)
 
 
 def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:

@@ -82,7 +82,7 @@ def _describe_model(
         raise InvalidRequest("The model has its own dimension. Remove `dim`.", field="dim")
     # Its files may have changed since another encoder was registered with it.
     services.encoders.forget(spec_of(row))
-    model = load_current_model(services, spec_of(row))
+    model = load_current_model(services, row)
     if modality not in (None, model.modality):
         raise InvalidRequest(
             f"This model reads {model.modality}, not {modality}. Remove `modality`, or name "

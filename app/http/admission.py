@@ -7,12 +7,11 @@ that a refusal is cheap and keeps no body.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
@@ -29,11 +28,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.access.service import Caller, KeyRing
 from app.errors import AnchorageError, HostNotAllowed, OriginNotAllowed, Unauthenticated
 from app.http import bodies, docs, problems
-from app.http.connections import CONNECTION
-from app.http.in_flight import InFlight, Reservation
 from app.http.rates import RateLimiter
 from app.ops import metrics
 from app.request_context import RequestContext
+from app.turns import Turns
 
 log = logging.getLogger("anchorage.request")
 
@@ -63,12 +61,6 @@ COUNTED_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 #: the status of a request whose client left before its answer, as in nginx
 UNANSWERED = 499
 
-#: answers are sent in pieces of this size, which shows whether the client reads
-PIECE_BYTES = 256 * 1024
-#: time for the client to read an answer, and one more second for each ANSWER_BYTES_PER_S
-ANSWER_READ_S = 60
-ANSWER_BYTES_PER_S = 256 * 1024
-
 #: methods that change nothing: a page of another site can send them, but cannot read the answer
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 #: values of Sec-Fetch-Site for requests of the service's own pages, and of the user
@@ -78,7 +70,6 @@ OWN_SITE = frozenset({"same-origin", "none"})
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 #: event streams have another limit, because they last, and query the database twice a second
-EVENT_STREAMS = 100
 EVENTS_PATH = re.compile(r"/jobs/[^/]+/events")
 
 #: threads that look up keys that worked in this process before, and all other keys: a flood of
@@ -111,10 +102,10 @@ class Admission:
     hosts: frozenset[str] | None
     max_body_bytes: int
     max_json: int
-    in_flight: InFlight
-    event_streams: InFlight = field(
-        default_factory=lambda: InFlight(EVENT_STREAMS, what="event streams", retry_after_s=5)
-    )
+    requests: Turns
+    #: bytes of the bodies and answers of these requests
+    bytes: Turns
+    event_streams: Turns = field(default_factory=lambda: Turns("event streams", 100))
     console: bool = False
     stopping: bool = False
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(KEY_THREADS))
@@ -183,25 +174,13 @@ class Admission:
 class AnswerSender:
     """Sends one answer with the service's headers.
 
-    abort     closes the connection at once
-    stopping  returns whether the server stops, so that connections close after their answer
+    stopping  whether the server stops, so that connections close after their answer
     policy    the Content-Security-Policy of a page that sets none; None: the answer is no page
     """
 
-    def __init__(
-        self,
-        send: Send,
-        request_id: str,
-        *,
-        abort: Callable[[], object],
-        stopping: Callable[[], bool],
-        policy: str | None,
-    ) -> None:
+    def __init__(self, send: Send, request_id: str, *, stopping: bool, policy: str | None) -> None:
         self._send = send
-        self._abort = abort
         self._stopping = stopping
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
         self._policy = policy
         self.request_id = request_id
         self.started = time.perf_counter()
@@ -213,7 +192,6 @@ class AnswerSender:
         return self.status != UNANSWERED
 
     async def send(self, message: Message) -> None:
-        """Sends a message, and closes the connection if the client does not read it in time."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -222,23 +200,9 @@ class AnswerSender:
             if self._policy is not None:
                 headers.raw.extend(docs.SECURITY_HEADERS)
                 headers.setdefault("Content-Security-Policy", self._policy)
-            if self._stopping():
+            if self._stopping:
                 headers["Connection"] = "close"
-        data = message.get("body", b"")
-        if self._timer is None or len(data) > PIECE_BYTES:
-            self._start_timer(ANSWER_READ_S + len(data) / ANSWER_BYTES_PER_S)
-        if len(data) > PIECE_BYTES:
-            await self._send_pieces(message, memoryview(data))  # whose slices are no copies
-        else:
-            await self._send(message)
-        if message["type"] == "http.response.body":
-            self.stop_timer()
-
-    def stop_timer(self) -> None:
-        """Ends the deadline: the client has read what was sent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        await self._send(message)
 
     def record(self, scope: Scope, *, quiet: bool) -> None:
         """Records the metric, and the log line unless `quiet`.
@@ -253,22 +217,6 @@ class AnswerSender:
             values = (scope["method"], scope["path"], self.status)
             log.info("%s %s %d", *values, extra={"ms": round(seconds * 1000, 2)})
 
-    def _start_timer(self, seconds: float) -> None:
-        self.stop_timer()
-        self._timer = self._loop.call_later(seconds, self._break_off)
-
-    async def _send_pieces(self, message: Message, data: memoryview) -> None:
-        *first, last = range(0, len(data), PIECE_BYTES)
-        for start in first:
-            await self._send(
-                {**message, "body": data[start : start + PIECE_BYTES], "more_body": True}
-            )
-        await self._send({**message, "body": data[last:]})
-
-    def _break_off(self) -> None:
-        log.warning("connection closed: the client does not read its answer")
-        self._abort()
-
 
 class AdmissionMiddleware:
     """The outermost layer of the service."""
@@ -281,33 +229,22 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        connection = CONNECTION.get()
-        if connection is not None:
-            connection.work()
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         answer = AnswerSender(
             send,
             _request_id(headers),
-            abort=(lambda: None) if connection is None else connection.abort,
-            stopping=lambda: self._admission.stopping,
+            stopping=self._admission.stopping,
             policy=self._policy(scope),
         )
         state["request_id"] = answer.request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=answer.request_id)
-        lasts = EVENTS_PATH.fullmatch(scope["path"]) is not None
-        reservation = Reservation(
-            self._admission.event_streams if lasts else self._admission.in_flight
-        )
         try:
-            await self._serve(scope, receive, answer, headers, reservation)
+            with ExitStack() as held:
+                await self._serve(scope, receive, answer, headers, held)
         finally:
-            answer.stop_timer()
-            reservation.leave()
             answer.record(scope, quiet=self._admission.is_quiet(scope, answer.status))
-            if connection is not None:
-                connection.wait()
 
     async def _serve(
         self,
@@ -315,7 +252,7 @@ class AdmissionMiddleware:
         receive: Receive,
         answer: AnswerSender,
         headers: Headers,
-        reservation: Reservation,
+        held: ExitStack,
     ) -> None:
         try:
             if (fault := _framing_fault(scope)) is not None:
@@ -330,12 +267,12 @@ class AdmissionMiddleware:
                 self._check_host(headers)
                 self._check_origin(scope, headers)
             if not self._admission.is_public(scope):
-                await self._admit(scope, answer, headers, reservation)
+                await self._admit(scope, answer, headers, held)
             elif self._admission.is_console(scope) and scope["method"] not in SAFE_METHODS:
-                reservation.enter()
+                held.enter_context(self._admission.requests.take(""))  # of no project
             await self._app(scope, receive, answer.send)
         except AnchorageError as error:  # from here: the framework answers those of routes
-            reservation.leave()  # a discarded body takes no memory
+            held.close()  # a discarded body takes no memory
             await self._refuse(error, scope, receive, answer.send)
         except Exception as fault:  # here, so that this answer has its id, metric and log line too
             if answer.begun:
@@ -343,24 +280,33 @@ class AdmissionMiddleware:
             await problems.internal(Request(scope), fault)(scope, receive, answer.send)
 
     async def _admit(
-        self, scope: Scope, answer: AnswerSender, headers: Headers, reservation: Reservation
+        self, scope: Scope, answer: AnswerSender, headers: Headers, held: ExitStack
     ) -> None:
         """Finds the caller, reserves memory, and stores the request's context in the scope."""
-        reservation.enter()
-        caller = await self._admission.find_caller(
-            _key(headers, cookie=self._admission.is_console(scope)), address_of(scope)
+        admission, state = self._admission, scope["state"]
+        caller = await admission.find_caller(
+            _key(headers, cookie=admission.is_console(scope)), address_of(scope)
         )
-        state = scope["state"]
+        lasts = EVENTS_PATH.fullmatch(scope["path"]) is not None
+        turns = admission.event_streams if lasts else admission.requests
+        held.enter_context(turns.take(caller.project))
+        left = admission.bytes.at_once // 2  # what one request reserves at most
+
+        def reserve_bytes(size: int) -> None:
+            nonlocal left
+            if (size := min(size, left)) > 0:
+                held.enter_context(admission.bytes.take(caller.project, amount=size))
+                left -= size
+
+        reserve_bytes(_body_bytes(headers, admission.max_body_bytes))
         context = RequestContext(
             caller.project,
             caller.key_id,
             answer.request_id,
             # `watch_departure` stores it, after the body has been read
             on_departure=lambda call: state.get("on_departure", lambda _: None)(call),
-            reserve_bytes=reservation.take,
+            reserve_bytes=reserve_bytes,
         )
-        reservation.join(None if caller.key_id is None else caller.project)
-        reservation.take(_body_bytes(headers, self._admission.max_body_bytes))
         state.update(caller=caller, context=context)
 
     def _check_host(self, headers: Headers) -> None:
@@ -415,9 +361,7 @@ class AdmissionMiddleware:
         self, error: AnchorageError, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Discards the body, as a client that still sends would not read, and answers."""
-        if (connection := CONNECTION.get()) is not None:
-            connection.may_be_replaced()
-        with contextlib.suppress(TimeoutError):
+        with suppress(TimeoutError):
             async with asyncio.timeout(bodies.DISCARD_S):
                 await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)
         response = problems.respond(Request(scope), error)
@@ -436,8 +380,8 @@ def _is_docs(path: str) -> bool:
 
 def set_gauges(admission: Admission) -> None:
     """Sets the gauges of requests and bytes in flight."""
-    metrics.IN_FLIGHT.set(admission.in_flight.requests)
-    metrics.IN_FLIGHT_BYTES.set(admission.in_flight.bytes)
+    metrics.IN_FLIGHT.set(admission.requests.held)
+    metrics.IN_FLIGHT_BYTES.set(admission.bytes.held)
 
 
 async def refresh_gauges(admission: Admission) -> None:

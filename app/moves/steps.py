@@ -97,7 +97,7 @@ def _take_step(
     found = find_migration(services, context.project, migration_id)
     refuse_unless_possible(found.row, step, busy=found.is_busy)
     with (
-        services.stepping(),
+        services.take(services.turns.steps, context.project),
         take_lease(services, migration_id, wait_s=STEP_WAIT_S) as held,
         without_url(services, held.row),
     ):

@@ -121,7 +121,7 @@ def compare(
                 on_progress=lambda done, before=before: progress(before + done, total),  # type: ignore[misc]
             )
             sides.append(made.vectors)
-        with services.evaluating(context.project):
+        with services.take(services.turns.evaluations, context.project):
             ranks[encoder.name] = reciprocal_ranks(sides[0], sides[1])
     means = {name: mean_interval(each) for name, each in ranks.items()}
     differences = {

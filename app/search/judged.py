@@ -176,7 +176,7 @@ def evaluate_judged(
     raw = spaces.raw_anchors(services, task.source)
     default, _ = default_weight_of(services, task.source, task.target)
     difference = difference_of(task.source.encoder, task.target.encoder)
-    with services.evaluating(context.project):
+    with services.take(services.turns.evaluations, context.project):
         vectors = _search_vectors(task.items, there, back)
         weight = task.weight
         measured = measure_options(

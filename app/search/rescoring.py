@@ -469,7 +469,7 @@ def default_weight_of(
 
     def measure() -> float:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-        with services.fitting(source.project):
+        with services.take(services.turns.fits, source.project):
             return held_out_cosine(x, y)
 
     cosine = services.cache.get_or_make(

@@ -200,7 +200,7 @@ def check_space(
     rows = torch.from_numpy(vectors)
     rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)  # as zeros: left out
     anchors = spaces.comparable_anchors(services, encoder, vectors.shape[1])
-    with services.evaluating(encoder.project):
+    with services.take(services.turns.evaluations, encoder.project):
         return match_space(rows, anchors, encoder.name)
 
 
@@ -212,7 +212,7 @@ def call_row(
     within_s: float = STORE_ANSWER_S,
 ) -> Answer:
     """Call a store, and wait in this thread; a few threads may."""
-    with services.calling_store():
+    with services.take(services.turns.stores, row.project):
         return services.stores.wait(row, call, within_s=within_s)
 
 

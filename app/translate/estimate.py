@@ -55,7 +55,7 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         }
     anchors = fit_anchors.stored_anchors(services, row)
     x, y = anchors.of(source), anchors.of(target)
-    with services.fitting(row.project):
+    with services.take(services.turns.fits, row.project):
         held = crossfit.hold_out(row.method, x, y, row.options)
         split = crossfit.cut_into_folds(source, target, folds=None, seed=0)
         basis = None

@@ -132,7 +132,7 @@ def evaluate(
     about = {"source": request.source, "target": request.target, "anchor_set": request.anchor_set}
     cosines = _report_cosines(on_progress, task.cosines)
     fitted = translators.fit(services, context, task.source, task.target, request)
-    with services.evaluating(context.project):
+    with services.take(services.turns.evaluations, context.project):
         translation = _translate(fitted.translator, items["vectors"])
         measures = _measure(items, task.k, translation, y.mean, cosines)
         return {

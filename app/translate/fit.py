@@ -126,7 +126,7 @@ def fit(
 
     def make() -> Translator:
         x, y = fit_anchors.fitted_spaces(services, source, target, anchors)
-        with services.fitting(source.project):
+        with services.take(services.turns.fits, source.project):
             return methods.fit(method, x, y, options)
 
     fit_key: Key = (method, canonical_json(options), *anchors.key)

@@ -65,22 +65,6 @@ def make_or_queue(services: Services, context: RequestContext, fit: Fit[Value]) 
     if value is not None:
         return value
     require_short(fit.seconds)
-    with services.take_fit_place(context.project):
-        return _make_or_queue(services, context, fit)
-
-
-def require_short(seconds: float) -> None:
-    """Raises InvalidOption for a fit that takes longer than MAX_FIT_S."""
-    if seconds > MAX_FIT_S:
-        raise InvalidOption(
-            f"This fit takes about {seconds:.0f} s of one core; the limit is {MAX_FIT_S:.0f} s. "
-            "Use fewer anchors, a smaller `omega`, or another method.",
-            field="method",
-            limit=int(MAX_FIT_S),
-        )
-
-
-def _make_or_queue(services: Services, context: RequestContext, fit: Fit[Value]) -> Value:
     longest = services.request_fit_s
     if longest is not None and fit.seconds > longest:
         # Not through `get_or_make`, which would wait for a job of this process that makes the fit.
@@ -95,6 +79,17 @@ def _make_or_queue(services: Services, context: RequestContext, fit: Fit[Value])
             raise _queued(fit, job)
         # The cache lost what the job has made, or could not hold it.
     return services.cache.get_or_make(fit.key, fit.make, _size, shared=fit.codec)
+
+
+def require_short(seconds: float) -> None:
+    """Raises InvalidOption for a fit that takes longer than MAX_FIT_S."""
+    if seconds > MAX_FIT_S:
+        raise InvalidOption(
+            f"This fit takes about {seconds:.0f} s of one core; the limit is {MAX_FIT_S:.0f} s. "
+            "Use fewer anchors, a smaller `omega`, or another method.",
+            field="method",
+            limit=int(MAX_FIT_S),
+        )
 
 
 def _find_or_queue(

@@ -142,7 +142,7 @@ class Relation:
         key: Key = ("projector", row.blob, self.encode_power, self.ridge)
 
         def make_projector() -> Tensor:
-            with services.fitting(row.project):
+            with services.take(services.turns.fits, row.project):
                 made = linear.projector(
                     fitted.unit, power=self.encode_power, ridge=self.ridge, noise=fitted.noise
                 )
@@ -205,7 +205,7 @@ class Decoding:
         def fit() -> Decoder:
             y = spaces.fitted_space(services, target)
             x = None if source is None else spaces.fitted_space(services, source)
-            with services.fitting(target.project):
+            with services.take(services.turns.fits, target.project):
                 return methods.fit_decoder(method, y, options, source=x)
 
         seconds = fit_seconds(method, dims[0], (dims[1], dims[1]), options)

@@ -40,7 +40,7 @@ def convert_threshold(
     )
 
     def sample() -> ScorePairs:
-        with services.fitting(row.project):
+        with services.take(services.turns.fits, row.project):
             return sample_pairs(items, scores)
 
     pairs = services.cache.get_or_make(
@@ -59,7 +59,7 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> HeldOutItems:
     source, target = (
         anchors.of(spaces.raw_anchors(services, space)) for space in (row.source, row.target)
     )
-    with services.fitting(row.project):
+    with services.take(services.turns.fits, row.project):
         items = translate_held_out(row.method, source, target, row.options)
     if items is None:
         raise TooFewAnchors(

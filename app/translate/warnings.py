@@ -103,7 +103,7 @@ def warnings_about_change(*encoders: tables.EncoderRow) -> list[AnswerWarning]:
 def _are_unrelated(services: Services, source: tables.SpaceRow, target: tables.SpaceRow) -> bool:
     def judge() -> bool:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-        with services.fitting(source.project):
+        with services.take(services.turns.fits, source.project):
             return judge_relatedness(x, y) == "unrelated"
 
     return services.cache.get_or_make(

@@ -9,7 +9,7 @@ import torch
 
 from app.anchors import samples
 from app.context import Services
-from app.errors import Overloaded
+from app.errors import TooMuchAtOnce
 from app.ops import retention
 from app.translate import fit as translators
 from tests.helpers import CONTEXT, PROJECT, age, alter, another_process, some
@@ -51,7 +51,7 @@ def test_a_sweep_deletes_replaced_samples_only_and_no_weights_of_translators(sto
 
 def test_a_comparison_that_fails_leaves_the_earlier_sample(stocked_services):
     vectors = put(stocked_services, 1)
-    with stocked_services.fitting(PROJECT), pytest.raises(Overloaded):
+    with stocked_services.take(stocked_services.turns.fits, PROJECT), pytest.raises(TooMuchAtOnce):
         put(replace(stocked_services, turn_wait_s=0.0), 2)
     assert torch.equal(found(stocked_services), vectors)
 

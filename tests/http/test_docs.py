@@ -69,7 +69,7 @@ def test_the_page_of_errors_has_a_section_for_each_code(client):
     assert page.headers["content-type"].startswith("text/html")
     codes = {cls.code for cls in leaves(errors.AnchorageError)}
     codes |= {"not-found", "method-not-allowed", "internal", "unknown-field", "missing-field"}
-    codes |= {"address-too-long", "headers-too-large", "malformed-http", "malformed-json"}
+    codes |= {"headers-too-large", "malformed-http", "malformed-json"}
     assert [code for code in sorted(codes) if f'<h3 id="{code}">' not in page.text] == []
 
 

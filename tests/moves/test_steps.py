@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from sqlalchemy import select
 
-from app.context import SLOTS
+from app.context import WorkTurns
 from app.db import tables
 from app.errors import (
     AnchorageError,
@@ -39,7 +39,8 @@ from tests.moves.moving import (
 )
 from tests.waiting import slack, until
 
-STEPS = SLOTS["steps of migrations"][0]
+#: of one project at once
+STEPS = WorkTurns().steps.at_once // 2
 
 
 def take(moving: Moving, step: str) -> records.MigrationStatus:
@@ -245,7 +246,7 @@ def test_steps_that_wait_leave_threads_for_other_requests(moving: Moving) -> Non
             calls = [pool.submit(abandon, each) for each in range(2 * STEPS)]
             until(lambda: sum(each.done() for each in calls) == STEPS)
             refused = [each.result() for each in calls if each.done()]
-            assert refused == ["overloaded"] * STEPS
+            assert refused == ["too-much-at-once"] * STEPS
         ended = sorted(each.result(60) for each in calls)
     assert ended == ["abandoned", *refused, *["wrong-state"] * (STEPS - 1)]
 

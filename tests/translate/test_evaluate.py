@@ -140,9 +140,9 @@ def test_an_option_that_only_a_fit_finds_wrong_is_refused_or_fails_the_job(
     )
 
 
-def test_a_server_that_evaluates_as_much_as_it_can_says_so(ask, stocked, refused, monkeypatch):
+def test_a_project_that_evaluates_as_much_as_it_may_is_refused(ask, stocked, refused, monkeypatch):
     services = stocked.app.state.services
     monkeypatch.setitem(services.__dict__, "turn_wait_s", 0.01)
-    with services.evaluating("default"):
-        refused(ask(), 503, "overloaded", detail="evaluations")
+    with services.take(services.turns.evaluations, "default"):
+        refused(ask(), 429, "too-much-at-once", detail="evaluations")
     assert ask().status_code == 200

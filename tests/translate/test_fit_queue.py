@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier, Event
 from typing import Any
@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from app.context import FIT_PLACES
 from app.db import tables
 from app.db.cache import Cache
-from app.errors import Conflict, FitQueued, InvalidOption, Overloaded, TooManyJobs
+from app.errors import Conflict, FitQueued, InvalidOption, TooManyJobs
 from app.jobs.submission import cancel_job
 from app.maths.translators import methods
 from app.translate import fit as translators
@@ -60,10 +59,9 @@ def test_requests_of_one_fit_share_a_job_whatever_else_they_ask_for(short, stock
     def ask(index: int) -> None:
         request = replace(plan().request, index=index, min_quality={"recall": 0.1})
         barrier.wait()
-        with pytest.raises((FitQueued, Overloaded)) as caught:
+        with pytest.raises(FitQueued) as caught:
             apply.prepare_map(short, CONTEXT, apply.Translation(request))
-        if isinstance(caught.value, FitQueued):
-            ids.add(caught.value.job.id)
+        ids.add(caught.value.job.id)
 
     with ThreadPoolExecutor(12) as threads:
         list(threads.map(ask, range(10, 22)))
@@ -91,29 +89,6 @@ def test_no_request_waits_for_a_job_of_this_process(short, stocked_services, mon
         finally:
             end.set()
         running.result()
-
-
-def test_few_requests_of_a_project_wait_for_a_fit(stocked_services, monkeypatch):
-    started, end = Event(), Event()
-
-    def fit(*args: Any) -> Any:
-        started.set()
-        assert end.wait(20 * slack())
-        return real(*args)
-
-    real = methods.fit
-    monkeypatch.setattr(methods, "fit", fit)
-    with ThreadPoolExecutor(FIT_PLACES + 1) as threads:
-        ask = [
-            threads.submit(apply.prepare_map, stocked_services, CONTEXT, plan())
-            for _ in range(FIT_PLACES + 1)
-        ]
-        refused, waiting = wait(ask, 20 * slack(), FIRST_COMPLETED)
-        end.set()
-        [late] = refused
-        assert isinstance(late.exception(), Overloaded)
-        assert late.exception().retry_after_s == 5
-        assert len({each.result().id for each in waiting}) == 1
 
 
 @pytest.mark.parametrize("make", [translators.request_translator, apply.prepare_map])

@@ -1,0 +1,128 @@
+"""Turns at what is scarce: who gets the next one, and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from app.errors import Overloaded, TooMuchAtOnce
+from app.turns import Turns
+from tests.waiting import until
+
+
+def holding(turns: Turns, project: str, most: int = 100) -> tuple[ExitStack, int]:
+    """Takes as many turns as the project gets, at most `most`."""
+    held = ExitStack()
+    for count in range(most):
+        try:
+            held.enter_context(turns.take(project))
+        except (TooMuchAtOnce, Overloaded):
+            return held, count
+    return held, most
+
+
+def test_each_project_that_takes_all_it_gets_leaves_half_of_the_rest_to_the_others():
+    turns = Turns("tests", 16)
+    with ExitStack() as every:
+        counts = []
+        for project in "abcde":
+            held, count = holding(turns, project)
+            every.enter_context(held)
+            counts.append(count)
+        assert counts == [8, 4, 2, 1, 1]
+        with pytest.raises(TooMuchAtOnce, match="has 8 of the server's 16 tests"):
+            turns.take("a").__enter__()
+        with pytest.raises(Overloaded, match="other projects have 16 of its 16 tests"):
+            turns.take("f").__enter__()
+    assert turns.held == 0
+    assert holding(turns, "a")[1] == 8
+
+
+def test_of_a_single_one_a_project_may_hold_it():
+    turns = Turns("tests", 1)
+    with turns.take("a"), pytest.raises(Overloaded):
+        turns.take("b").__enter__()
+    with turns.take("b"):
+        pass
+
+
+def test_amounts_are_shared_alike():
+    turns = Turns("bytes", 1000)
+    with turns.take("a", amount=400), turns.take("a", amount=100):
+        with pytest.raises(TooMuchAtOnce):
+            turns.take("a", amount=1).__enter__()
+        with turns.take("b", amount=250), pytest.raises(TooMuchAtOnce):
+            turns.take("b", amount=1).__enter__()
+    assert turns.held == 0
+
+
+def test_the_next_turn_is_for_the_project_that_was_served_longest_ago():
+    turns, order = Turns("tests", 1, waiting=9), []
+
+    def work(project: str) -> None:
+        with turns.take(project, 30):
+            order.append(project)
+
+    with ThreadPoolExecutor(9) as pool, turns.take("a"):
+        for place, project in enumerate("aaabbc"):
+            pool.submit(work, project)
+            until(lambda n=place + 1: waiting(turns) == n)
+    assert order == list("bcabaa")
+
+
+def waiting(turns: Turns) -> int:
+    return sum(len(share.waiting) for share in turns._shares.values())
+
+
+def test_a_project_may_not_fill_the_places_to_wait_and_a_first_caller_always_waits():
+    turns = Turns("tests", 1, waiting=4)
+    with ThreadPoolExecutor(9) as pool, ExitStack() as first:
+        first.enter_context(turns.take("a"))
+        waits = [pool.submit(holding_once, turns, project) for project in "aabcd"]
+        until(lambda: waiting(turns) == 5)
+        with pytest.raises(TooMuchAtOnce):
+            turns.take("a", 30).__enter__()
+        first.close()
+        assert [wait.result() for wait in waits] == [None] * 5
+
+
+def holding_once(turns: Turns, project: str) -> None:
+    with turns.take(project, 30):
+        pass
+
+
+def test_who_waits_too_long_is_refused_and_its_place_is_free():
+    turns = Turns("tests", 1, waiting=2)
+    with turns.take("a"):
+        with pytest.raises(Overloaded):
+            turns.take("b", 0.01).__enter__()
+        with pytest.raises(TooMuchAtOnce):
+            turns.take("a", 0.01).__enter__()
+        assert waiting(turns) == 0
+
+
+def test_coroutines_wait_without_a_thread_and_leave_when_they_are_cancelled():
+    turns = Turns("tests", 1, waiting=8)
+
+    async def work() -> str:
+        async with turns.take_async("b", 30):
+            return "done"
+
+    async def run() -> str:
+        with turns.take("a"):
+            left, stays = asyncio.create_task(work()), asyncio.create_task(work())
+            while waiting(turns) < 2:
+                await asyncio.sleep(0)
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
+            assert waiting(turns) == 1
+            with pytest.raises(TooMuchAtOnce):
+                async with turns.take_async("a", 0.01):
+                    pass
+        return await stays
+
+    assert asyncio.run(run()) == "done"
+    assert turns.held == 0
