@@ -103,9 +103,7 @@ def test_a_server_that_answers_nonsense_is_no_fault_of_the_service(kind) -> None
 
 
 @pytest.mark.parametrize("kind", ["qdrant", "chroma"])
-@pytest.mark.parametrize(
-    "answer", [endless(b"{},"), endless(b"  "), compressed], ids=["objects", "spaces", "gzip"]
-)
+@pytest.mark.parametrize("answer", [endless(b"{},"), compressed], ids=["objects", "gzip"])
 def test_an_answer_without_end_is_refused_before_it_fills_the_memory(kind, answer) -> None:
     with server(answer) as url:
         store = open_store(StoreLocation(kind, url, "docs"))

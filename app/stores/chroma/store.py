@@ -27,7 +27,8 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.second_collection import PairedStore, Sides, StoredRow
+from app.stores.second_collection import PairedStore
+from app.stores.sides import Sides, StoredRow
 
 #: spaces of Chroma
 SPACES: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}

@@ -10,9 +10,9 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import faiss
 import numpy as np
@@ -63,6 +63,8 @@ LOSSY = StoreNote(
 )
 Signature = tuple[int, int, int]
 
+Content = TypeVar("Content")
+
 #: what the file of texts has of each id
 Lines = dict[StoreId, dict[str, Any]]
 
@@ -78,32 +80,35 @@ class FaissStore(Store):
         self.path = self.folder / location.collection
         #: held by the thread that reads the index or the texts
         self._lock = threading.Lock()
-        self._loaded: tuple[Signature, LoadedIndex] | None = None
-        self._lines: tuple[Signature, Lines] | None = None
+        #: what was read of each file, and the file's signature
+        self._files: dict[Path, tuple[Signature, Any]] = {}
 
     def close(self) -> None:
-        self._loaded = self._lines = None
+        self._files = {}
 
     def load(self) -> LoadedIndex:
-        """Return the index of the file as it is now; threads wait for the one that reads it."""
-        with self._lock, store_faults(STORE, (RuntimeError,)):
-            if not self.path.is_file():
-                raise StoreChanged(f"The address has no file `{self.location.collection}`.")
-            now = self._signature(self.path)
-            if self._loaded is None or self._loaded[0] != now:
-                self._loaded = now, LoadedIndex(faiss.read_index(str(self.path)))
-            return self._loaded[1]
+        """Return the index of the file as it is now. Raises StoreChanged without one."""
+        index = self._read(self.path, lambda: LoadedIndex(faiss.read_index(str(self.path))))
+        if index is None:
+            raise StoreChanged(f"The address has no file `{self.location.collection}`.")
+        return index
 
     def _texts(self) -> Lines | None:
         """Return the file of texts as it is now; None if there is none."""
         path = self.path.with_suffix(".jsonl")
-        with self._lock, store_faults(STORE):
+        return self._read(path, lambda: read_lines(path, self.location.id_field or "id"))
+
+    def _read(self, path: Path, read: Callable[[], Content]) -> Content | None:
+        """Return what `read` finds in a file as it is now; threads wait for the one that reads."""
+        with self._lock, store_faults(STORE, (RuntimeError,)):
             if not path.is_file():
                 return None
             now = self._signature(path)
-            if self._lines is None or self._lines[0] != now:
-                self._lines = now, read_lines(path, self.location.id_field or "id")
-            return self._lines[1]
+            known = self._files.get(path)
+            if known is None or known[0] != now:
+                self._files[path] = known = now, read()
+            content: Content = known[1]
+            return content
 
     def _signature(self, path: Path) -> Signature:
         """Return numbers that change when a file is written or replaced.
@@ -122,18 +127,18 @@ class FaissStore(Store):
     # --- reading ------------------------------------------------------------------------------
 
     def facts(self) -> StoreFacts:
-        index = self.load()
+        index, notes = self.load(), []
+        if not index.has_ids:
+            notes.append(POSITIONS)
+        if index.is_lossy:
+            notes.append(LOSSY)
         return StoreFacts(
             rows=len(index.sorted),
             dim=index.inner.d,
             metric=index.metric,
             indexed=not isinstance(index.inner, faiss.IndexFlatCodes),
             vector_bytes=self.path.stat().st_size,
-            notes=tuple(
-                note
-                for note, holds in ((POSITIONS, not index.has_ids), (LOSSY, index.is_lossy))
-                if holds
-            ),
+            notes=tuple(notes),
         )
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:

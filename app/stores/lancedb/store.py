@@ -39,7 +39,6 @@ from app.stores.port import (
     Cursor,
     HearRows,
     Hits,
-    Metric,
     NewVectors,
     Page,
     RowsChecksum,
@@ -106,7 +105,9 @@ class LancedbStore(Store):
 
     def open(self) -> tuple[Any, str, str]:
         """Return the latest version of the table, and its columns of ids and of vectors."""
-        dataset = self.table(self._name).to_lance()
+        table = self.table(self._name)
+        with faults():
+            dataset = table.to_lance()
         schema = dataset.schema
         return dataset, find_id(self.location, schema), find_vector(self.location, schema)
 
@@ -135,21 +136,19 @@ class LancedbStore(Store):
         with faults():
             rows = dataset.count_rows()  # with a filter, it would read all vectors
             indexed = find_index(table, vector) is not None
+            distance = self._distance(table, vector)
         return StoreFacts(
             rows=rows,
             dim=kind.list_size,
-            metric=self._metric(vector),
+            metric=DISTANCES[distance],
             dtype=FLOATS[kind.value_type],
             indexed=indexed,
             vector_field=vector,
             vector_bytes=rows * kind.list_size * kind.value_type.bit_width // 8,
         )
 
-    def _metric(self, column: str) -> Metric:
-        table = self.table(self._name)
-        with faults():
-            option = self.location.options.get("distance")
-            return DISTANCES[distance_of(table, column, option)]
+    def _distance(self, table: Any, column: str) -> str:
+        return distance_of(table, column, self.location.options.get("distance"))
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
         dataset, id, vector = self.open()
@@ -198,10 +197,11 @@ class LancedbStore(Store):
                 field="filter",
             )
         dataset, id, vector = self.open()
-        metric = self._metric(vector)
+        table = self.table(self._name)
+        with faults():
+            distance = self._distance(table, vector)
         others = others_of(dataset) if wanted.payload else []
         columns = list(dict.fromkeys([id, *([vector] if wanted.vectors else []), *others]))
-        distance = {value: key for key, value in DISTANCES.items()}[metric]
         hits = []
         for query in np.asarray(wanted.queries, np.float32):
             nearest = {"column": vector, "q": query, "k": wanted.k, "use_index": not wanted.exact}
@@ -214,7 +214,7 @@ class LancedbStore(Store):
                 )
             found = found.filter(found["_distance"].is_valid())
             distances = found["_distance"].to_numpy()
-            scores = -distances if metric == "euclidean" else 1 - distances
+            scores = -distances if distance == "l2" else 1 - distances
             hits.append(
                 Hits(
                     found[id].to_pylist(),
@@ -276,15 +276,14 @@ class SecondColumn(NewVectors):
             to_arrow(vectors, schema.field(STAGED_VECTOR).type),
         ]
         with faults():
-            for start in range(0, len(ids), IDS_A_FILTER):
-                there = id_filter(STAGED_ID, ids[start : start + IDS_A_FILTER])
-                if staged.count_rows(there):
-                    staged.delete(there)
-            staged.add(pa.Table.from_arrays(data, schema=schema))
+            merge = staged.merge_insert(STAGED_ID).when_matched_update_all()
+            merge.when_not_matched_insert_all().execute(pa.Table.from_arrays(data, schema=schema))
 
     def read(self, ids: Sequence[StoreId]) -> Page:
-        staged = self._staged.to_lance()
-        found = self._store.read(staged, STAGED_ID, STAGED_VECTOR, list(dict.fromkeys(ids)))
+        staged = self._staged
+        with faults():
+            dataset = staged.to_lance()
+        found = self._store.read(dataset, STAGED_ID, STAGED_VECTOR, list(dict.fromkeys(ids)))
         return page_of(ids, found, self._dim)
 
     def count(self) -> int:

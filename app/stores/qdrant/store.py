@@ -33,7 +33,8 @@ from app.stores.port import (
     StoreVectors,
 )
 from app.stores.qdrant.client import CollectionForm, QdrantEngine
-from app.stores.second_collection import PairedStore, Sides, StoredRow, stack_rows
+from app.stores.second_collection import PairedStore
+from app.stores.sides import Sides, StoredRow, stack_rows
 
 #: name of the metric of each distance that the connector reads
 METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "euclidean"}

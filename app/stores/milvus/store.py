@@ -6,40 +6,31 @@ The alias `anchorage_TAG_NAME` leads to the copy of the collection NAME, once it
 from __future__ import annotations
 
 import json
-import logging
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-import grpc
 import numpy as np
-from pymilvus import CollectionSchema, DataType, MilvusClient, MilvusException
+from pymilvus import CollectionSchema, DataType, MilvusClient
 
 from app.errors import (
-    AnchorageError,
     InvalidFilter,
-    InvalidRequest,
     StoreChanged,
-    StoreFull,
     StoreRefused,
     StoreUnavailable,
     StoreUnsupported,
 )
 from app.stores import port as base
-from app.stores.answers import MAX_ANSWER_BYTES, answer_too_large, read_parts
+from app.stores.answers import MAX_ANSWER_BYTES, read_parts
 from app.stores.common import (
-    FAULT_SHOWN,
     as_json,
     attempts,
     did_you_mean,
-    find_cause,
     random_runs,
     row_number,
-    store_faults,
 )
+from app.stores.milvus.client import STORE, MilvusConnection
 from app.stores.port import (
     Cursor,
     Hits,
@@ -51,16 +42,11 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.second_collection import (
-    ROWS_A_PAGE,
-    PairedStore,
-    Sides,
-    StoredRow,
-    stack_rows,
-)
+from app.stores.second_collection import ROWS_A_PAGE, PairedStore
+from app.stores.sides import Sides, StoredRow, stack_rows
 
-#: seconds to connect, of one call, and until a new collection and its indexes are ready
-CONNECT_S, ANSWER_S, LOAD_S, INDEX_S = 5.0, 30.0, 120.0, 24 * 3600
+#: seconds until a new collection and its indexes are ready
+LOAD_S, INDEX_S = 120.0, 24 * 3600
 
 #: rows of one request that writes, most rows of one that reads, and how many of these it may skip
 ROWS_A_WRITE, MAX_WINDOW, MAX_OFFSET = 256, 16_384, 15_000
@@ -76,24 +62,11 @@ INDEX_STATE = ("total_rows", "indexed_rows", "pending_index_rows", "state")
 #: the alias of a copy: the tag, and the name of the collection that it was made from
 MARK = re.compile(r"anchorage_([0-9a-f]{8})_(\w+)")
 
-STORE = "The Milvus store"
-
-#: parts of messages, and the errors that they stand for
-FAULTS: tuple[tuple[tuple[str, ...], type[AnchorageError], str], ...] = (
-    (("not loaded", "not fully loaded"), StoreUnavailable, "Load the collection, then try again."),
-    (("auth check", "permission deny"), StoreRefused, "Ask the operator for more rights."),
-    (("Invalid collection name",), InvalidRequest, "Send the name of a collection or an alias."),
-    (("quota exceeded",), StoreFull, "Give the server more memory or disk, then continue."),
-)
-
 NOT_COMPARED = StoreNote(
     "vectors-not-compared",
     "Writes are found by comparing ids and all other fields, with `sync` and `verify` and at a "
     "cutover. A write that changes only the vector is not found.",
 )
-
-# the library logs each error, with the address
-logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,29 +125,11 @@ class MilvusStore(PairedStore):
     def __init__(self, location: base.StoreLocation) -> None:
         super().__init__()
         self.location = location
-        self._client: Any = None
-        self._lock = threading.Lock()
+        self._connection = MilvusConnection(location.url)
+        self._call = self._connection.call
 
     def close(self) -> None:
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    def _call(
-        self,
-        method: str,
-        *arguments: Any,
-        within_s: float = ANSWER_S,
-        filtered: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Call the library's client, with a timeout and its faults as errors of this project."""
-        with store_faults(STORE, (Exception,), translate_fault, filtered=filtered):
-            with self._lock:
-                self._client = self._client or connect(self.location.url)
-                call = getattr(self._client, method)
-            return call(*arguments, timeout=within_s, **options)
+        self._connection.close()
 
     # --- verbs of the second collection -------------------------------------------------------
 
@@ -427,50 +382,6 @@ class MilvusStore(PairedStore):
                 )
             )
         return hits
-
-
-def connect(url: str) -> MilvusClient:
-    """Return a new client of http(s)://[USER:PASSWORD@ or :TOKEN@]HOST[:PORT][/DATABASE]."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 19530)
-        good = parts.scheme in ("http", "https") and parts.hostname and ":" not in parts.hostname
-    except ValueError:
-        good = False
-    if not good:
-        raise StoreUnavailable(
-            "The address of a Milvus store is no http(s)://host:port. In place of an IPv6 address, "
-            "its library needs the name of the host."
-        )
-    secrets = [unquote(each) for each in (parts.username, parts.password) if each]
-    return MilvusClient(
-        f"{parts.scheme}://{parts.hostname}:{port}",
-        token=":".join(secrets),
-        db_name=parts.path.strip("/"),
-        timeout=CONNECT_S,
-        dedicated=True,
-        grpc_options={b"grpc.max_receive_message_length": MAX_ANSWER_BYTES},
-    )
-
-
-def translate_fault(error: Exception) -> AnchorageError | None:
-    """Return the error that a fault of Milvus or of its connection stands for."""
-    code = cause.code() if (cause := find_cause(error, grpc.RpcError)) else None
-    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and "Received message" in str(cause):
-        return answer_too_large()
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return StoreRefused(f"{STORE} refused the credentials of its address.")
-    if code is not None:
-        return StoreUnavailable(f"{STORE} did not answer ({code.name}). Try again when it is up.")
-    if not isinstance(error, MilvusException):
-        return None
-    text, shown = error.message, error.message[:FAULT_SHOWN]
-    if any(sign in text for sign in ("parse expression", "expr plan", "query plan")):
-        return InvalidFilter(f"{STORE} does not read the filter: {shown}.", field="filter")
-    for signs, kind, advice in FAULTS:
-        if any(sign in text for sign in signs):
-            return kind(f"{STORE} did not accept the call: {shown}. {advice}")
-    return None
 
 
 def vector_field(form: Mapping[str, Any], wanted: str | None) -> str:
