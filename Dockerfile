@@ -38,6 +38,7 @@ COPY app app
 COPY workers workers
 COPY migrations migrations
 COPY docs/reference/errors.md docs/reference/errors.md
+COPY clients/python/anchorage_client clients/python/anchorage_client
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
  && pip --python /venv/bin/python install --no-deps --no-index --prefix /service dist/*.whl
 

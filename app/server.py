@@ -10,9 +10,6 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,9 +35,6 @@ IDLE_CONNECTION_S = 75
 #: how long to wait for a stopping process after its own time limits
 STOP_GRACE_S = 5.0
 
-#: how often a thread that starts is looked at
-START_LOOK_S = 0.02
-
 
 def run(settings: Settings, application: FastAPI, listening: socket.socket) -> None:
     """Serve in this process, until SIGTERM or SIGINT."""
@@ -50,31 +44,6 @@ def run(settings: Settings, application: FastAPI, listening: socket.socket) -> N
     gc.collect()
     gc.freeze()  # the collector need not walk all of torch while requests wait
     server.run(sockets=[listening])
-
-
-@contextmanager
-def in_thread(settings: Settings, application: FastAPI, path: Path) -> Iterator[None]:
-    """Serve on a Unix socket in a thread of this process, until the block ends.
-
-    A Ctrl-C in the block cuts requests off.
-    """
-    config = _config(settings, application)
-    config.uds = str(path)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="server", daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(START_LOOK_S)
-        if not thread.is_alive():
-            raise RuntimeError("The service did not start. Run `anchorage serve` to see why.")
-    try:
-        yield
-    except KeyboardInterrupt:
-        server.force_exit = True
-        raise
-    finally:
-        server.should_exit = True
-        thread.join(STOP_GRACE_S if server.force_exit else None)
 
 
 def run_several(settings: Settings, listening: socket.socket) -> None:

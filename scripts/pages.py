@@ -103,8 +103,12 @@ def _all(name: str, command: Any) -> Iterator[tuple[str, Any]]:
             yield inner, each
 
 
+#: parameters of most commands, which the top of the page explains
+EVERYWHERE = ("help", "as_json", "url")
+
+
 def _command(name: str, command: Any) -> str:
-    parameters = [each for each in command.params if each.name != "help"]
+    parameters = [each for each in command.params if each.name not in EVERYWHERE]
     arguments = [each for each in parameters if each.param_type_name == "argument"]
     usage = " ".join(
         [

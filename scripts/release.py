@@ -178,6 +178,12 @@ def check_files(sdist: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive_:
         installed = {name for name in archive_.namelist() if ".dist-info/" not in name}
     expected = {name for name in tracked if name.split("/")[0] in (*PACKAGES, COMMAND)} | COPIED
+    inside = "clients/python/"
+    expected |= {
+        name.removeprefix(inside)
+        for name in tracked
+        if name.startswith(f"{inside}anchorage_client/")
+    }
     compare(wheel.name, installed, expected)
 
 

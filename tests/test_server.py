@@ -22,7 +22,7 @@ import torch
 
 from app.access.service import create_key
 from app.db.name_cache import MEMORY_S
-from app.demo.client import free_port
+from app.demo.server import free_port
 from app.request_context import RequestContext
 from app.server import create_shared
 from app.settings import Settings

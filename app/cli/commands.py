@@ -10,18 +10,17 @@ from typer.core import TyperGroup
 from app import __version__
 from app.cli import (
     INTERRUPTED,
-    anchors,
     database,
     demo,
+    doctor,
     encoders,
     keys,
     migrate,
+    quickstart,
     serve,
     stores,
     translate,
 )
-from app.cli.diagnosis import doctor
-from app.cli.onboarding import quickstart
 
 
 class Interruptible(TyperGroup):
@@ -48,7 +47,6 @@ cli.command()(demo.demo)
 cli.command()(quickstart.quickstart)
 cli.command()(doctor.doctor)
 cli.add_typer(encoders.cli, name="encoders")
-cli.add_typer(anchors.cli, name="anchors")
 cli.add_typer(stores.cli, name="stores")
 cli.add_typer(migrate.cli, name="migrate")
 cli.add_typer(keys.cli, name="keys")

@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.cli.local import explain_faults, has_usable_key, open_services, read_settings
 from app.cli.output import AsJson, print_json
-from app.cli.shared import (
-    explain_faults,
-    has_usable_key,
-    open_services,
-    read_settings,
-)
 from app.request_context import RequestContext
 
 if TYPE_CHECKING:

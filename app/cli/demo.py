@@ -12,9 +12,7 @@ from app.demo import SENTENCE, DemoError
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo-output"),
-    json: Annotated[
-        Path | None, typer.Option(help="File for the numbers as JSON.", show_default=False)
-    ] = None,
+    json: Annotated[Path | None, typer.Option(help="File for the numbers as JSON.")] = None,
     sentence: Annotated[
         str,
         typer.Option(help="A question to search the old index for with the new model."),
@@ -24,10 +22,11 @@ def demo(
 
     It takes half a minute and needs no network.
     """
+    from anchorage_client import AnchorageError
     from app.demo import run
 
     try:
         run.demo(out=out, json_path=json, sentence=sentence)
-    except DemoError as error:
+    except (AnchorageError, DemoError) as error:
         typer.secho(f"the demo stopped: {error}", fg="red", err=True)
         raise typer.Exit(1) from None

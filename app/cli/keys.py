@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.cli.local import open_database
 from app.cli.output import AsJson, print_json, print_rows
-from app.cli.shared import open_database, open_tables
 from app.request_context import RequestContext
 from app.types import LONGEST_GRACE_S
 
@@ -36,15 +36,11 @@ def create(
     ] = None,
     days: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=36_500, help="Days until it expires; default: never.", show_default=False
-        ),
+        typer.Option(min=1, max=36_500, help="Days until it expires; default: never."),
     ] = None,
     rate: Annotated[
         str | None,
-        typer.Option(
-            help="Its rate limit, such as 600/minute; default: the server's.", show_default=False
-        ),
+        typer.Option(help="Its rate limit, such as 600/minute; default: the server's."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,27 +67,21 @@ def create(
         )
     if as_json:
         print_json({"id": row.id, "project": project, "scopes": row.scopes, "key": key})
-        return
-    typer.echo(
-        f"Created key {row.id} for the project {project} with the scopes {', '.join(row.scopes)}. "
-        "It is shown only now:",
-        err=True,
-    )
-    typer.echo(key)
+    else:
+        typer.echo(f"Key {row.id} of {project}, {', '.join(row.scopes)}; shown only now:", err=True)
+        typer.echo(key)
 
 
 @cli.command("list")
 def list_keys(
-    project: Annotated[
-        str | None, typer.Option(help="List only the keys of this project.", show_default=False)
-    ] = None,
+    project: Annotated[str | None, typer.Option(help="List only the keys of this project.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the keys, without their secrets."""
     from app.access import queries as access
     from app.db.tables import now
 
-    with open_tables() as db, db.transaction() as session:
+    with open_database() as services, services.db.transaction() as session:
         rows = access.api_keys(session, project)
     lines = []
     for row in rows:
@@ -120,8 +110,8 @@ def rotate(
         row, key = rotate_key(services, context, key_id, grace_s=grace)
     if as_json:
         print_json({"id": row.id, "project": row.project, "scopes": row.scopes, "key": key})
-        return
-    typer.echo(key)
+    else:
+        typer.echo(key)
 
 
 @cli.command("revoke")
@@ -133,8 +123,8 @@ def revoke(key_id: str, as_json: AsJson = False) -> None:
         revoke_key(services, RequestContext(_project_of(services, key_id)), key_id)
     if as_json:
         print_json({"id": key_id, "state": "revoked"})
-        return
-    typer.echo(f"{key_id} is revoked")
+    else:
+        typer.echo(f"{key_id} is revoked")
 
 
 def _project_of(services: Services, key_id: str) -> str:

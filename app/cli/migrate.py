@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from app.cli import INTERRUPTED, plan_tables
-from app.cli.output import AsJson, did_you_mean, print_json, print_rows
-from app.cli.progress import complete_action
-from app.cli.service import Service, at, uses_service
+from app.cli import INTERRUPTED
+from app.cli.output import AsJson, print_json, print_rows, warn
+from app.cli.service import DEFAULT_URL, Url, connect
+from app.cli.stores import print_space
+
+if TYPE_CHECKING:
+    from anchorage_client import Client, Job, Migration
 
 
 class PlanByDefault(TyperGroup):
@@ -31,37 +35,26 @@ cli = typer.Typer(
     "Begin with `anchorage migrate STORE --target ENCODER --anchor-set SET`, which only plans.",
 )
 
-Which = Annotated[str, typer.Argument(help="The name of the store, or an id.")]
+Store = Annotated[str, typer.Argument(help="The name of the store.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
-#: columns of `migrate status` without a migration
+#: columns of `migrate status` without a store
 MIGRATION_COLUMNS = ("id", "store", "source", "target", "state", "rows", "planned")
+
+#: columns of a plan's options
+OPTION_COLUMNS = ("option", "possible", "nDCG@10", "recall of re-embed", "seconds", "why")
 
 
 @cli.command("plan")
-@uses_service
 def plan(
-    service: Service,
-    store: Annotated[str, typer.Argument(help="The name of a connected store.")],
-    target: Annotated[str, typer.Option("--target", help="The encoder to move it to.")],
+    store: Store,
+    target: Annotated[str, typer.Option(help="The encoder to move it to.")],
     anchor_set: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
     method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
     re_embed: Annotated[
-        bool,
-        typer.Option("--re-embed", help="Encode all rows that have a text; needs a text field."),
+        bool, typer.Option("--re-embed", help="Encode all rows that have a text.")
     ] = False,
-    rows_per_second: Annotated[
-        float | None, typer.Option(help="Most rows in a second.", show_default=False)
-    ] = None,
-    min_recall: Annotated[
-        float | None,
-        typer.Option(
-            help="Recall of the new index that `verify` demands; default .95.", show_default=False
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Rows of a batch; default 4000.", show_default=False)
-    ] = None,
+    rows_per_second: Annotated[float | None, typer.Option(help="Most rows in a second.")] = None,
     force_space: Annotated[
         bool,
         typer.Option(
@@ -71,85 +64,77 @@ def plan(
         ),
     ] = False,
     old_encoder_runs: Annotated[
-        bool | None,
-        typer.Option(help="Whether the old encoder still encodes queries.", show_default=False),
+        bool | None, typer.Option(help="Whether the old encoder still encodes queries.")
     ] = None,
     texts_exist: Annotated[
-        bool | None,
-        typer.Option(
-            help="Whether the items can be encoded again; default: if the store has texts.",
-            show_default=False,
-        ),
+        bool | None, typer.Option(help="Whether the items can be encoded again.")
     ] = None,
     as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Read a store, check it, and say what each option is worth. Writes nothing to the store."""
-    planned = service.post(
-        "/migrations",
-        store=store,
-        target=target,
-        anchor_set=anchor_set,
-        method=method,
-        re_embed=float(re_embed),
-        rows_per_second=rows_per_second,
-        min_recall=min_recall,
-        batch=batch,
-        force_space=force_space,
-        old_encoder_runs=old_encoder_runs,
-        text_exists=texts_exist,
-    )
-    document = {"migration": planned["id"], **planned["plan"]}
+    with connect(url) as client:
+        planned = client.migrations.create(
+            store=store,
+            target=target,
+            anchor_set=anchor_set,
+            method=method,
+            re_embed=float(re_embed),
+            rows_per_second=rows_per_second,
+            force_space=force_space,
+            old_encoder_runs=old_encoder_runs,
+            text_exists=texts_exist,
+        )
+    document = {"migration": planned.id, **planned.plan}
     if as_json:
         print_json(document)
         return
-    plan_tables.print_plan(document)
+    _print_plan(document)
     typer.echo(f"Nothing is written to the store. To begin: anchorage migrate run {store}")
 
 
 @cli.command("run")
-@uses_service
-def run(service: Service, which: Which, as_json: AsJson = False) -> None:
+def run(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Give every row a new vector, as the plan says. Ctrl-C pauses; the same command continues."""
-    _complete(service, which, _id_of(service, which), "run", as_json)
+    with connect(url) as client:
+        _complete(client, store, "run", as_json)
 
 
 @cli.command("verify")
-@uses_service
-def verify(service: Service, which: Which, as_json: AsJson = False) -> None:
+def verify(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Check rows, payloads and the new index. `cutover` needs a verification that passed."""
-    found = _complete(service, which, _id_of(service, which), "verify", as_json)
-    result = found["found"].get("verify") or {}
+    with connect(url) as client:
+        found = _complete(client, store, "verify", as_json)["found"].get("verify") or {}
     if not as_json:
-        plan_tables.print_verification(result)
-    if not result.get("passed"):
+        words = {True: "yes", False: "NO", None: "not possible"}
+        checks = ((name, found.get(name)) for name in ("rows", "payloads", "sample", "index"))
+        rows = [(name, words[each["passed"]], each["detail"]) for name, each in checks if each]
+        print_rows(("check", "passed", "detail"), rows, as_json=False)
+    if not found.get("passed"):
         raise typer.Exit(1)
 
 
 @cli.command("sync")
-@uses_service
-def sync(service: Service, which: Which, as_json: AsJson = False) -> None:
+def sync(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Bring writes of the store's clients to the other side now."""
-    _complete(service, which, _id_of(service, which), "sync", as_json)
+    with connect(url) as client:
+        _complete(client, store, "sync", as_json)
 
 
 @cli.command("status")
-@uses_service
 def status(
-    service: Service,
-    which: Annotated[
-        str | None,
-        typer.Argument(
-            help="The name of the store, or an id; without it, all migrations.",
-            show_default="",
-        ),
+    store: Annotated[
+        str | None, typer.Argument(help="The name of the store; without it, all migrations.")
     ] = None,
     as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Print how far a migration is, and the commands that are possible now."""
-    if which is not None:
-        _report(service.get(at("migrations", _id_of(service, which))), which, as_json)
-        return
-    listed = service.get("/migrations")["migrations"]
+    with connect(url) as client:
+        if store is not None:
+            _report(_find(client, store).data, as_json)
+            return
+        listed = client.migrations.list()
     if as_json:
         print_json(listed)
         return
@@ -163,76 +148,99 @@ def status(
 
 
 @cli.command("pause")
-@uses_service
-def pause(service: Service, which: Which, as_json: AsJson = False) -> None:
+def pause(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Stop a run after its present batch. `run` continues from there."""
-    _take(service, "pause", which, as_json)
+    with connect(url) as client:
+        _report(_find(client, store).pause().data, as_json)
 
 
 @cli.command("cutover")
-@uses_service
-def cutover(service: Service, which: Which, as_json: AsJson = False) -> None:
+def cutover(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Make the store's clients see the new vectors. `rollback` undoes it."""
-    _take(service, "cutover", which, as_json)
+    with connect(url) as client:
+        _report(_find(client, store).cutover().data, as_json)
 
 
 @cli.command("rollback")
-@uses_service
-def rollback(service: Service, which: Which, as_json: AsJson = False) -> None:
+def rollback(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Make the store's clients see the old vectors again. The new ones stay."""
-    _take(service, "rollback", which, as_json)
+    with connect(url) as client:
+        _report(_find(client, store).rollback().data, as_json)
 
 
 @cli.command("finish")
-@uses_service
-def finish(service: Service, which: Which, yes: Yes = False, as_json: AsJson = False) -> None:
+def finish(store: Store, yes: Yes = False, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Delete the old vectors, which a cutover has replaced. A rollback is no longer possible."""
-    question = None if yes else "Finish {}? After a cutover, this deletes the old vectors for good."
-    _take(service, "finish", which, as_json, question)
+    with connect(url) as client:
+        found = _find(client, store)
+        if not yes:
+            question = f"Finish {store}? After a cutover, this deletes the old vectors for good."
+            typer.confirm(question, abort=True)
+        _report(found.finish().data, as_json)
 
 
 @cli.command("abandon")
-@uses_service
-def abandon(service: Service, which: Which, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Delete the new vectors. The store stays as it was."""
-    question = None if yes else "This deletes the new vectors of {}. Abandon?"
-    _take(service, "abandon", which, as_json, question)
-
-
-def _take(
-    service: Service, step: str, which: str, as_json: bool, question: str | None = None
+def abandon(
+    store: Store, yes: Yes = False, as_json: AsJson = False, url: Url = DEFAULT_URL
 ) -> None:
-    """Take a step, and print the state after it. The question has a place for the store.
+    """Delete the new vectors. The store stays as it was."""
+    with connect(url) as client:
+        found = _find(client, store)
+        if not yes:
+            typer.confirm(f"This deletes the new vectors of {store}. Abandon?", abort=True)
+        _report(found.abandon().data, as_json)
 
-    It is asked only for a step that is possible now: otherwise the service says why it is not.
+
+def _find(client: Client, store: str) -> Migration:
+    """Return the active migration of a store, or its last one. Raises typer.BadParameter."""
+    of_store = client.migrations.list(store=store)
+    if not of_store:
+        raise typer.BadParameter(
+            f"No store {store} has a migration. `anchorage migrate status` lists all; to begin "
+            f"one: anchorage migrate {store} --target ENCODER --anchor-set SET"
+        )
+    return client.migrations.get(of_store[0]["id"])
+
+
+def _complete(client: Client, store: str, action: str, as_json: bool) -> dict[str, Any]:
+    """Begin an action, or find its unfinished job, and print the state after it.
+
+    Raises typer.Exit: 130 after a Ctrl-C, which pauses a run and cancels another action, and 1
+    after an error.
     """
-    id_ = _id_of(service, which)
-    if question is not None:
-        found = service.get(at("migrations", id_))
-        if step in found["next"]:
-            typer.confirm(question.format(found["store"]), abort=True)
-    _report(service.post_nothing(at("migrations", id_, step)), which, as_json)
+    from anchorage_client import AnchorageError, JobFailedError
 
-
-def _complete(service: Service, which: str, id_: str, action: str, as_json: bool) -> dict[str, Any]:
-    """Complete an action, and print the state after it.
-
-    Raises typer.Exit: 130 after a Ctrl-C, 1 after an error.
-    """
+    migration = _find(client, store)
+    job = _job_of(client, migration, action)
     try:
-        found = complete_action(service, id_, action)
+        job.wait(progress=True)
+    except JobFailedError:
+        pass  # the migration says why
     except KeyboardInterrupt:
+        with suppress(AnchorageError):  # it has just ended
+            migration.pause() if action == "run" else job.cancel()
+        with suppress(JobFailedError):
+            job.wait()
         word = "Paused" if action == "run" else "Stopped"
-        again = f"{word}. Continue with `anchorage migrate {action} {which}`."
-        typer.secho(again, fg="yellow", err=True)
+        warn(f"{word}. Continue with `anchorage migrate {action} {store}`.")
         raise typer.Exit(INTERRUPTED) from None
-    _report(found, which, as_json)
+    found = migration.refresh().data
+    _report(found, as_json)
     if found["error"] is not None:
         raise typer.Exit(1)
     return found
 
 
-def _report(found: dict[str, Any], which: str, as_json: bool) -> None:
+def _job_of(client: Client, migration: Migration, action: str) -> Job[dict[str, Any]]:
+    """Return the job of an action, which a command before this one may have begun."""
+    job = migration.data["job"]
+    if job and job["action"] == action and job["state"] in ("queued", "running"):
+        return client.jobs.get(job["id"])
+    begun: Job[dict[str, Any]] = getattr(migration, action)(as_job=True)
+    return begun
+
+
+def _report(found: Mapping[str, Any], as_json: bool) -> None:
     """Print the state, the error, and the commands that are possible now."""
     if as_json:
         print_json(found)
@@ -247,23 +255,26 @@ def _report(found: dict[str, Any], which: str, as_json: bool) -> None:
     if error is not None:
         typer.secho(f"ERROR ({error['code']}): {error['detail']}", fg="red", err=True)
     if found["next"]:
-        calls = (f"anchorage migrate {call} {which}" for call in found["next"])
+        calls = (f"anchorage migrate {call} {found['store']}" for call in found["next"])
         typer.echo(f"Next: {', '.join(calls)}")
 
 
-def _id_of(service: Service, which: str) -> str:
-    """Return the id of the migration that an id or a store names.
-
-    Of a store it is the active migration, or the last one. Raises typer.BadParameter.
-    """
-    if re.fullmatch(r"[0-9a-f]{32}", which):
-        return which
-    newest = service.get("/migrations", store=which, limit=1)["migrations"]
-    if newest:
-        return str(newest[0]["id"])
-    stores = [store["name"] for store in service.pages("/stores", "stores")]
-    raise typer.BadParameter(
-        f"No store {which} has a migration.{did_you_mean(which, stores)} `anchorage migrate "
-        f"status` lists all; to begin one: anchorage migrate {which} --target ENCODER "
-        "--anchor-set SET"
-    )
+def _print_plan(plan: Mapping[str, Any]) -> None:
+    """Print the options, what the store's vectors look like, the estimate and the notes."""
+    rows = []
+    for option in plan["advice"]:
+        numbers = [option[name] for name in ("ndcg_10", "fidelity", "seconds")]
+        rounded = ["-" if each is None else f"{each:,.3g}" for each in numbers]
+        possible = "yes" if option["possible"] else "no"
+        rows.append((option["name"], possible, *rounded, option["reason"]))
+    print_rows(OPTION_COLUMNS, rows, as_json=False)
+    print_space(plan["space"], plan["source"])
+    if (estimate := plan["estimate"]) is not None:
+        typer.echo(
+            f"Estimate: {estimate['recall']:.0%} (between {estimate['low']:.0%} and "
+            f"{estimate['high']:.0%}) of the target's own top {estimate['neighbours']} among "
+            f"{estimate['index']:,} rows."
+        )
+    typer.echo(f"The run writes {plan['rows']:,} rows of {plan['dim']} numbers.")
+    for note in plan["notes"]:
+        typer.echo(f"Note ({note['code']}): {note['detail']}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 import orjson
@@ -17,8 +16,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 
 def print_json(value: Any) -> None:
     """Print a value as JSON: dates in ISO 8601, and what JSON lacks as text."""
-    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-    typer.echo(orjson.dumps(value, default=str, option=options).decode())
+    typer.echo(orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2).decode())
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
@@ -54,23 +52,6 @@ def as_text(cell: Any) -> str:
     return f"{cell:%Y-%m-%d %H:%M}" if hasattr(cell, "strftime") else str(cell)
 
 
-#: rows that a sentence names
-MAX_NAMED_ROWS = 10
-
-
-def name_rows(rows: Sequence[int]) -> str:
-    """Return a sentence that names the first rows, after a space; "" without any."""
-    more = ", ..." if len(rows) > MAX_NAMED_ROWS else ""
-    named = ", ".join(map(str, rows[:MAX_NAMED_ROWS]))
-    return f" Rows, from 0: {named}{more}." if rows else ""
-
-
 def warn(sentence: str) -> None:
     """Print a warning on standard error."""
     typer.secho(sentence, fg="yellow", err=True)
-
-
-def did_you_mean(name: str, names: Sequence[str]) -> str:
-    """Return a question about the nearest name, after a space; "" if none is near."""
-    near = get_close_matches(name, [each for each in names if each != name], 1)
-    return f" Did you mean {near[0]}?" if near else ""

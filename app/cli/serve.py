@@ -6,19 +6,13 @@ import errno
 import logging
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.shared import (
-    explain_faults,
-    has_usable_key,
-    local_url,
-    lock_data_dir,
-    read_settings,
-)
+from app.cli.local import explain_faults, has_usable_key, lock_data_dir, read_settings
+from app.cli.output import warn
 
 if TYPE_CHECKING:
     from app.context import Services
@@ -28,22 +22,16 @@ if TYPE_CHECKING:
 def serve(
     host: Annotated[
         str | None,
-        typer.Option(help="Address to listen on; default: 127.0.0.1", show_default=False),
+        typer.Option(help="Address to listen on; default: 127.0.0.1"),
     ] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port to listen on; default: 8080", show_default=False)
-    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default: 8080")] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for SQLite and the blobs; default: .anchorage", show_default=False
-        ),
+        typer.Option(help="Folder for SQLite and the blobs; default: .anchorage"),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            help="Processes that answer requests; default: 1. More need Redis", show_default=False
-        ),
+        typer.Option(help="Processes that answer requests; default: 1. More need Redis"),
     ] = None,
 ) -> None:
     """Run the service. It needs no other service: it uses SQLite, and runs jobs in its process.
@@ -54,9 +42,9 @@ def serve(
     settings = read_settings(host=host, port=port, data_dir=data_dir, workers=workers)
     if settings.workers > 1 and settings.redis_url is None:
         raise typer.BadParameter("Several processes need Redis. Set ANCHORAGE_REDIS_URL.")
-    # Both before torch, which takes seconds to load: others wait for what this one announces.
-    with _bind(settings) as listening, explain_faults(), lock_data_dir(settings) as announce:
-        _serve(settings, listening, announce)
+    # Both before torch, which takes seconds to load.
+    with _bind(settings) as listening, explain_faults(), lock_data_dir(settings):
+        _serve(settings, listening)
 
 
 def worker() -> None:
@@ -78,7 +66,7 @@ def worker() -> None:
     raise typer.Exit(status)
 
 
-def _serve(settings: Settings, listening: socket.socket, announce: Callable[[str], None]) -> None:
+def _serve(settings: Settings, listening: socket.socket) -> None:
     from app import server
     from app.main import create_app, is_loopback, requires_keys
     from app.ops import logs
@@ -90,17 +78,13 @@ def _serve(settings: Settings, listening: socket.socket, announce: Callable[[str
     if requires_keys(settings):
         _require_a_key(services, settings)
     elif not is_loopback(settings.host):
-        typer.secho(
+        warn(
             f"WARNING: the server listens on {settings.host} without API keys, because "
-            "ANCHORAGE_AUTH is none: anyone who reaches this port can read and delete "
-            "everything.",
-            fg="yellow",
-            err=True,
+            "ANCHORAGE_AUTH is none: anyone who reaches this port can read and delete everything."
         )
     host, port = listening.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     listening.listen()  # from here on, requests wait for the start
-    announce(local_url(url))
     logging.getLogger("anchorage.server").info("listening on %s", url)
     if sys.stderr.isatty():
         typer.echo(
@@ -126,13 +110,9 @@ def _bind(settings: Settings) -> socket.socket:
         listening.close()
         if error.errno != errno.EADDRINUSE:
             raise typer.BadParameter(f"{host}:{port} cannot be used: {error.strerror}.") from None
-        from app.cli.service import answers_at
-
-        url = local_url(f"http://{host}:{port}")
-        user = "Another Anchorage service" if answers_at(url) else "Another program"
         other = port + 1 if port < 65_535 else port - 1
         raise typer.BadParameter(
-            f"{user} uses port {port} of {host}. Stop it, or choose another port: "
+            f"Another program uses port {port} of {host}. Stop it, or choose another port: "
             f"anchorage serve --port {other}"
         ) from None
     listening.set_inheritable(True)

@@ -10,39 +10,36 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from app.cli.output import AsJson, print_json
-from app.cli.service import Service, at, uses_service
+from app.cli import INTERRUPTED
+from app.cli.output import AsJson, print_json, warn
+from app.cli.service import DEFAULT_URL, Url, connect
 from app.errors import AnchorageError
 
 if TYPE_CHECKING:
     from app.bulk.parquet_file import BulkFile, BulkWork
 
 
-@uses_service
 def translate(
-    service: Service,
     inputs: Annotated[
         str, typer.Argument(help="A Parquet file, a folder of them, or an fsspec URL.")
     ],
     output: Annotated[
         str, typer.Argument(help="A folder; or, for one file, a name ending with .parquet.")
     ],
-    source: Annotated[str, typer.Option("--source", help="The encoder that made the vectors.")],
-    target: Annotated[str, typer.Option("--target", help="The encoder whose space they go to.")],
+    source: Annotated[str, typer.Option(help="The encoder that made the vectors.")],
+    target: Annotated[str, typer.Option(help="The encoder whose space they go to.")],
     anchor_set: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
     method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
     column: Annotated[
         str | None,
-        typer.Option(
-            help="The column of vectors; default: `vector`, or the only list of floats.",
-            show_default=False,
-        ),
+        typer.Option(help="The column of vectors; default: `vector`, or the only list of floats."),
     ] = None,
     engine: Annotated[
         Literal["local", "ray"],
         typer.Option(help="This machine, or the Ray cluster of RAY_ADDRESS."),
     ] = "local",
     as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Translate the vectors of Parquet files. All other columns stay as they are.
 
@@ -51,28 +48,21 @@ def translate(
     """
     from app.bulk.parquet_file import plan_files
 
-    if source == target:
-        raise typer.BadParameter(
-            f"--source and --target name the same encoder, {target!r}: there is nothing to "
-            "translate."
-        )
     try:
-        names = {"source": source, "target": target, "anchor_set": anchor_set, "method": method}
-        work = replace(_fetch(service, names), column=column)
+        pair = {"source": source, "target": target, "anchor_set": anchor_set, "method": method}
+        work = replace(_fetch(url, pair), column=column)
         files, done = plan_files(work, inputs, output)
-        rows, begun = sum(file.rows for file in files), time.monotonic()
+        rows, begun, flagged = sum(file.rows for file in files), time.monotonic(), 0
         typer.echo(f"{len(files):,} files, {rows:,} rows; {done:,} are complete.", err=as_json)
         with typer.progressbar(length=rows, label="translating", file=sys.stderr) as bar:
-            flagged = 0
             for file, count in _run(work, files, engine):
                 flagged += count
                 bar.update(file.rows)
     except AnchorageError as error:
         raise typer.BadParameter(error.detail) from None
     except KeyboardInterrupt:
-        what = "Interrupted. Run the same command to continue; complete files are kept."
-        typer.secho(what, fg="yellow", err=True)
-        raise typer.Exit(130) from None
+        warn("Interrupted. Run the same command to continue; complete files are kept.")
+        raise typer.Exit(INTERRUPTED) from None
     seconds = max(time.monotonic() - begun, 1e-9)
     if as_json:
         made = {"translator": work.facts["translator"], "method": work.facts["method"]}
@@ -85,17 +75,17 @@ def translate(
     )
     if flagged:
         why = "have no direction that the anchors know, and became the mean of the target."
-        typer.secho(f"WARNING: {flagged:,} rows {why}", fg="yellow", err=True)
+        warn(f"WARNING: {flagged:,} rows {why}")
 
 
-def _fetch(service: Service, names: dict[str, str]) -> BulkWork:
-    """Have the translator fitted, and return it on the device that is faster. Raises Refused."""
+def _fetch(url: str, pair: dict[str, str]) -> BulkWork:
+    """Have the translator fitted, and return it on the device that is faster."""
     from app.bulk.parquet_file import read_translator
     from workers.processes import devices
 
-    fitted = service.post("/translators", **names)
-    file = service.call("GET", at("translators", fitted["id"], "file"))
-    work = read_translator(file.content, fitted["options"])
+    with connect(url) as client:
+        fitted = client.translator(**pair)
+        work = read_translator(fitted.download().to_bytes(), fitted.data["options"])
     elsewhere = work.to(devices("auto")[0])
     return elsewhere if elsewhere.translator.pays(work.batch_rows) else work
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from anchorage_client import Client
 from app.demo import DemoError, picture
-from app.demo.client import DEMO_THREADS, Client, from_wire, server, to_wire
 from app.demo.pack import OLD_MODEL, Pack, load_pack
+from app.demo.server import free_port, server
+
+#: torch threads of the demo and of the server: on a busy machine more threads mostly wait for each
+#: other
+DEMO_THREADS = 1
 
 #: what the demo calls its encoders, anchor set and store
 OLD, NEW, ANCHORS, STORE = "old", "new", "bridge", "docs"
@@ -62,10 +68,18 @@ def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
             f"table. Their vectors are by {OLD_MODEL}, which is retired.\n"
             f"The new model is {NEW_MODEL}."
         )
-        with server(Path(folder) / "data", {ADDRESS: str(index)}) as client:
-            console.print(
-                f"The service answers at {client.url} after {time.monotonic() - began:.0f} s."
-            )
+        variables = {
+            **{
+                name: each for name, each in os.environ.items() if not name.startswith("ANCHORAGE_")
+            },
+            "ANCHORAGE_THREADS": str(DEMO_THREADS),
+            "ANCHORAGE_STORES": json.dumps({ADDRESS: str(index)}),
+        }
+        with (
+            server(Path(folder) / "data", free_port(), variables) as url,
+            Client(url, timeout=120) as client,
+        ):
+            console.print(f"The service answers at {url} after {time.monotonic() - began:.0f} s.")
             connect_store(client, pack, console)
             search(client, pack, sentence, console)
             report = measure(client, pack, console)
@@ -101,15 +115,12 @@ def write_store(folder: Path, pack: Pack, *, rows: int | None = None) -> None:
 
 def connect_store(client: Client, pack: Pack, console: Console) -> None:
     """Register both encoders, the store, and the anchors."""
-    client.post("/encoders", name=OLD, dim=pack.old.shape[1])
-    client.post("/encoders", name=NEW, kind="sentence-transformers", model=NEW_MODEL)
-    embeddings = {
-        OLD: to_wire(pack.old[pack.anchors].half()),
-        NEW: to_wire(pack.new[pack.anchors].half()),
-    }
-    client.post("/anchor-sets", name=ANCHORS, embeddings=embeddings)
+    client.encoders.create(OLD, dim=pack.old.shape[1])
+    client.encoders.create(NEW, kind="sentence-transformers", model=NEW_MODEL)
+    embeddings = {OLD: pack.old[pack.anchors].half(), NEW: pack.new[pack.anchors].half()}
+    client.anchor_sets.create(ANCHORS, embeddings=embeddings)
     store = {"kind": "lancedb", "address": ADDRESS, "collection": COLLECTION, "text_field": "text"}
-    connected = client.post("/stores", name=STORE, encoder=OLD, **store)
+    connected = client.stores.create(STORE, encoder=OLD, **store)
     console.print(
         f"It reads the index, and writes nothing to it: {connected['rows']:,} rows. "
         f"{len(pack.old[pack.anchors])} other questions, embedded by both models, are the anchors."
@@ -118,21 +129,15 @@ def connect_store(client: Client, pack: Pack, console: Console) -> None:
 
 def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
     """Search the store with a sentence of the new model, and show what the old model finds."""
-    answer = client.post(
-        f"/stores/{STORE}/search",
-        target=NEW,
-        anchor_set=ANCHORS,
-        inputs=[sentence],
-        native=20,
-        k=SHOWN,
-    )
+    pair = client.pair(OLD, NEW, ANCHORS)
+    rankings = pair.search(STORE, inputs=[sentence], native=20, k=SHOWN)
     console.print(f"\n[bold]{sentence}[/bold]")
     unit = torch.nn.functional.normalize
     if sentence in pack.sentences:
         row = pack.sentences.index(sentence)
         cosines = unit(pack.old[pack.index], dim=1) @ unit(pack.old[row], dim=0)
         _print_results("the old model", cosines.topk(SHOWN).indices.tolist(), pack, console)
-    found = [int(id_) for id_ in answer["results"][0]["ids"]]
+    found = [int(id_) for id_ in rankings.results[0].ids]
     _print_results("the new model, in the old index", found, pack, console)
 
 
@@ -151,15 +156,11 @@ def measure(client: Client, pack: Pack, console: Console) -> dict[str, Any]:
     judgements = [
         {"query": query, "document": document} for query, document in same.nonzero().tolist()
     ]
-    answer = client.post(
-        "/evaluate",
-        source=OLD,
-        target=NEW,
-        anchor_set=ANCHORS,
-        old_queries=to_wire(pack.old[pack.queries].half()),
-        queries=to_wire(pack.new[pack.queries].half()),
-        documents=to_wire(pack.old[pack.index].half()),
-        native_documents=to_wire(pack.new[pack.index].half()),
+    answer = client.pair(OLD, NEW, ANCHORS).evaluate(
+        old_queries=pack.old[pack.queries].half(),
+        queries=pack.new[pack.queries].half(),
+        documents=pack.old[pack.index].half(),
+        native_documents=pack.new[pack.index].half(),
         judgements=judgements,
     )
     results = {name: answer["results"][name] for name in OPTIONS}
@@ -195,7 +196,5 @@ def gain(result: Mapping[str, Any]) -> str:
 
 def translate(client: Client, pack: Pack) -> Tensor:
     """The index in the new model's space."""
-    names = {"source": OLD, "target": NEW, "anchor_set": ANCHORS}
-    vectors = to_wire(pack.old[pack.index].half())
-    answer = client.post("/translate", **names, vectors=vectors, encoding="base64")
-    return from_wire(answer["vectors"])
+    translation = client.pair(OLD, NEW, ANCHORS).translate(pack.old[pack.index].half())
+    return torch.from_numpy(translation.vectors)

@@ -19,7 +19,7 @@ import httpx2
 import redis
 
 from app.db.session import Database
-from app.demo.client import free_port
+from app.demo.server import free_port
 from scripts.servers import Postgres, binary
 
 #: a worker that is silent for this time loses its jobs

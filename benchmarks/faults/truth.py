@@ -14,7 +14,7 @@ import httpx2
 import torch
 from torch import Tensor
 
-from app.demo.client import from_wire, to_wire
+from anchorage_client.vectors import from_json, to_json
 from app.maths.bootstrap import self_learning
 from app.maths.bootstrap.pools import fit_pools
 from app.maths.geometry.space import fit_space, normalise
@@ -107,8 +107,8 @@ def growth(variant: int) -> Growth:
     body = {
         "source": "old",
         "target": "new",
-        "source_pool": to_wire(pool.old),
-        "target_pool": to_wire(target),
+        "source_pool": to_json(pool.old),
+        "target_pool": to_json(target),
         "seeds": [list(pair) for pair in seeds],
         "min_precision": 0,
         "size": SIZE,
@@ -169,7 +169,7 @@ class World:
             **names,
             "method": "graded",
             "options": {},
-            "vectors": to_wire(self.probes),
+            "vectors": to_json(self.probes),
             "encoding": "base64",
         }
 
@@ -205,7 +205,7 @@ class World:
         body = {
             "encoder": "old",
             "anchor_set": "base",
-            "vectors": to_wire(self.probes),
+            "vectors": to_json(self.probes),
             "encoding": "base64",
         }
         self._compare(client, "/relative", body, self.coordinates)
@@ -215,7 +215,7 @@ class World:
         if answer is not None:
             self.tally.deviates(
                 f"{path} {body['anchor_set']}",
-                deviation(from_wire(answer["vectors"]), right),
+                deviation(torch.from_numpy(from_json(answer["vectors"])), right),
                 ALLOWED,
             )
 
@@ -224,7 +224,7 @@ class World:
         self.sets[name] = anchors
         body = {
             "name": name,
-            "embeddings": {"old": to_wire(anchors.old), "new": to_wire(anchors.new)},
+            "embeddings": {"old": to_json(anchors.old), "new": to_json(anchors.new)},
         }
         return Creation("/anchor-sets", body, 201)
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from app.demo.client import free_port, wait_until_ready
+from app.demo.server import free_port, wait_until_ready
 from benchmarks.migrate.vectors import DIM, Vectors
 
 TIMEOUT_S = 600

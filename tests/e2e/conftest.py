@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.demo.client import Client, free_port, server, wait_until_ready
+from app.demo.server import free_port, server, wait_until_ready
 
 
 class Process:
@@ -83,7 +83,8 @@ def live_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def live(live_folder: Path) -> Iterator[Client]:
-    """`anchorage serve` on a free port, embedded."""
-    with server(live_folder) as client:
-        yield client
+def live(live_folder: Path) -> Iterator[str]:
+    """The address of `anchorage serve` on a free port."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
+    with server(live_folder, free_port(), {**clean, "ANCHORAGE_THREADS": "1"}) as url:
+        yield url

@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -17,8 +16,8 @@ from hypothesis import seed as hypothesis_seed
 from schemathesis import checks
 from schemathesis.specs.openapi import checks as openapi_checks
 
+from anchorage_client import Client
 from app.access.service import create_key
-from app.demo.client import Client
 from app.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
@@ -60,31 +59,19 @@ def stocked(
     _, key = create_key(services, RequestContext("default"), name="fuzz", scopes=[Scope.admin])
     services.db.close()
     server = process(auth="keys", **places).start().ready()
-    headers = {"Authorization": f"Bearer {key}"}
     first = [[1.0, 0.5, 0.0], [0.0, 1.0, 0.3], [0.2, 0.0, 1.0], [1.0, 1.0, 0.1]]
-    with httpx2.Client(base_url=server.url, headers=headers, timeout=60, trust_env=False) as http:
-        client = Client(http)
+    with Client(server.url, api_key=key) as client:
         for name, dim in ENCODERS.items():
-            client.post("/encoders", name=name, kind="external", dim=dim)
-        client.post(
-            "/anchor-sets",
-            name="items",
-            embeddings={"first": first, "second": [row[:2] for row in first]},
-        )
-        for name, encoder, rows in (
-            ("items", "first", first),
-            ("others", "second", [row[:2] for row in first]),
-        ):
-            http.put(
-                f"/pools/{name}", json={"encoder": encoder, "vectors": rows}
-            ).raise_for_status()
-        client.post(
-            "/encoders", name="minilm", kind="sentence-transformers", model="all-MiniLM-L6-v2"
-        )
-        client.post(
-            "/heads", name="head", encoder="second", classes=["no", "yes"], weight=[[1, 0], [0, 1]]
-        )
-    return server.url, headers
+            client.encoders.create(name, dim=dim)
+        second = [row[:2] for row in first]
+        client.anchor_sets.create("items", embeddings={"first": first, "second": second})
+        client.pools.create("items", encoder="first", vectors=first)
+        client.pools.create("others", encoder="second", vectors=second)
+        model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
+        client.encoders.create("minilm", **model)
+        weight = [[1, 0], [0, 1]]
+        client.heads.create("head", encoder="second", classes=["no", "yes"], weight=weight)
+    return server.url, {"Authorization": f"Bearer {key}"}
 
 
 def steer(value: Any) -> Any:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.db.tables import EncoderRow
-from app.demo.client import free_port
+from app.demo.server import free_port
 from app.http import bodies
 from app.main import requires_keys
 from app.settings import Settings

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.demo.client import free_port
+from app.demo.server import free_port
 from app.ops import metrics
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from app.demo.client import free_port
+from app.demo.server import free_port
 from app.ops.database_metrics import DatabaseMetrics
 from app.ops.health import DatabaseCollector
 

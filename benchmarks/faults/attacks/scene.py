@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import torch
 
-from app.demo.client import to_wire
+from anchorage_client.vectors import to_json
 from benchmarks.faults.attacks import hostile
 from benchmarks.faults.attacks.bystander import LIVEZ, TRANSLATE, Bystander, bystander
 from benchmarks.faults.deployment import Api, Deployment, deployment, wait_until
@@ -216,12 +216,12 @@ def sent(client: httpx2.Client, method: str, path: str, body: dict[str, Any] | N
 
 def embeddings(seed: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
-    return {name: to_wire(torch.randn(100, dim, generator=generator)) for name, dim in DIMS.items()}
+    return {name: to_json(torch.randn(100, dim, generator=generator)) for name, dim in DIMS.items()}
 
 
 def translation() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(99)
-    vectors = to_wire(torch.randn(4, DIMS["old"], generator=generator))
+    vectors = to_json(torch.randn(4, DIMS["old"], generator=generator))
     return {
         "source": "old",
         "target": "new",

@@ -13,9 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import torch
 from torch import Tensor
 
-from app.demo.client import from_wire, to_wire
+from anchorage_client.vectors import from_json, to_json
 from benchmarks.faults.deployment import dice
 from benchmarks.faults.truth import ALLOWED, DIMS, PROBES, Anchors, deviation, growth, items
 
@@ -179,7 +180,7 @@ class Remaker:
             anchors, right = client.draw.choice(book.contents)
             body = {
                 "name": self._name,
-                "embeddings": {"old": to_wire(anchors.old), "new": to_wire(anchors.new)},
+                "embeddings": {"old": to_json(anchors.old), "new": to_json(anchors.new)},
             }
             book.begin(self._name, Version(right))
             client.send("POST", "/anchor-sets", body)
@@ -200,7 +201,7 @@ def translation(book: Book, name: str) -> dict[str, Any]:
         "method": "graded",
         "options": {"ridge": 1.0},
     }
-    return {**body, "vectors": to_wire(book.probes), "encoding": "base64"}
+    return {**body, "vectors": to_json(book.probes), "encoding": "base64"}
 
 
 def translate(book: Book, ended: threading.Event) -> None:
@@ -211,7 +212,7 @@ def translate(book: Book, ended: threading.Event) -> None:
         sent_at = time.monotonic()
         answer = client.send("POST", "/translate", translation(book, name))
         if answer is not None and answer.status_code == 200:
-            book.check(name, from_wire(answer.json()["vectors"]), sent_at)
+            book.check(name, torch.from_numpy(from_json(answer.json()["vectors"])), sent_at)
     client.close()
 
 

@@ -1,1 +1,0 @@
-"""`anchorage doctor`: checks of a deployment."""
