@@ -104,7 +104,9 @@ def quickstart(
         setting = None
         if place is not None:
             store = _name(str(collection).rpartition(".")[2])
-            listed = next((name for name, each in entries.items() if each == source), store)
+            # The name of an address that the settings do not list stands for this address alone.
+            unlisted = f"{store}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+            listed = next((name for name, each in entries.items() if each == source), unlisted)
             place["address"] = listed
             setting = None if listed in entries else json.dumps({listed: source})
         _run_service(opened, url, setting)

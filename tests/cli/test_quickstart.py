@@ -73,14 +73,16 @@ def test_the_address_of_a_store_leaves_a_search_that_works(tmp_path: Path) -> No
     with running(Settings(data_dir=tmp_path / "data", stores=json.loads(setting))) as url:
         program = program.replace(terminal.environment["ANCHORAGE_URL"], url)
         printed: list[Any] = []
-        exec(program.replace("a question", text), {"print": printed.append})  # noqa: S102
+        names: dict[str, Any] = {"print": printed.append}
+        exec(program.replace("a question", text), names)  # noqa: S102
+        names["client"].close()
         assert printed[0][0] == 3
         there = Terminal(data_dir=tmp_path / "data", url=url)
         known = there.run("quickstart", "questions", *MODEL, "--json")
         assert json.loads(known.stdout)["setting"] is None, known.output
         write_store(tmp_path / "other", PACK, rows=60)
         other = there.refusal("quickstart", tmp_path / "other", *PLACE, *MODEL)
-        assert "'questions' exists with" in other or "no store address named" in other
+        assert "'questions' exists with `address`" in other
     assert lancedb.connect(lake).open_table(COLLECTION).version == before
 
 
