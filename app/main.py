@@ -143,6 +143,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.health_checks = health.HealthChecks(
         worker_alive=None if worker is None else lambda: worker.alive,
         database_answers=health.SharedCheck(partial(health.database_answers, services)),
+        disk_has_room=health.SharedCheck(partial(health.disk_has_room, services)),
         redis_answers=None
         if services.cache.store is None
         else health.SharedCheck(services.cache.store.takes_writes),

@@ -108,7 +108,8 @@ class Database:
             command.upgrade(alembic_config(self.url), "head")
         except CommandError as error:
             raise SchemaOutdated(
-                f"another version of the service made the database's schema: {error}"
+                "Another version of the service made the database, and this one cannot read it "
+                f"({error}). Use that version, or begin with an empty database and data dir."
             ) from error
 
     def require_schema(self) -> None:

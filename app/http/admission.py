@@ -363,7 +363,7 @@ class AdmissionMiddleware:
         """Discards the body, as a client that still sends would not read, and answers."""
         with suppress(TimeoutError):
             async with asyncio.timeout(bodies.DISCARD_S):
-                await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)
+                await _discard(receive, Headers(scope=scope), 2 * self._admission.max_body_bytes)
         response = problems.respond(Request(scope), error)
         await response(scope, receive, send)
 

@@ -308,21 +308,34 @@ async def read_whole_body(request: Request) -> WholeBody:
 
 
 async def read_whole(request: Request, limit: int) -> Data:
-    """Returns the body."""
+    """Returns the body. One above the limit is read on and dropped, up to twice the limit.
+
+    A client that sends all before it reads would not see the answer to a body left unread.
+    """
     length = request.headers.get("content-length", "")
-    declared = int(length) if length.isdecimal() else None
-    if declared is not None and declared > limit:
-        raise _too_large(limit, declared)
-    seconds = BODY_S + (limit if declared is None else declared) / BODY_BYTES_PER_S
+    declared = int(length) if length.isdecimal() else limit
+    if declared > 2 * limit:
+        raise _too_large(limit)
+    seconds = BODY_S + declared / BODY_BYTES_PER_S
     try:
         async with asyncio.timeout(seconds):
             data, more = await _next_piece(request)
-            whole = memoryview(data) if not more else await _read_on(request, limit, declared, data)
+            if not more and len(data) <= limit:
+                return data
+            whole = bytearray(declared if length and declared <= limit else 0)
+            end = 0
+            while True:
+                if end + len(data) <= limit:
+                    whole[end : end + len(data)] = data
+                end += len(data)
+                if not more or end > 2 * limit:
+                    break
+                data, more = await _next_piece(request)
     except TimeoutError:
         raise BodyTooSlow(f"The body did not arrive within {seconds:.0f} s.") from None
-    if len(whole) > limit:
+    if end > limit:
         raise _too_large(limit)
-    return whole
+    return memoryview(whole)[:end]
 
 
 async def _next_piece(request: Request) -> tuple[bytes, bool]:
@@ -370,27 +383,9 @@ def watch_departure(request: Request) -> Iterator[None]:
             watcher.cancel()
 
 
-async def _read_on(request: Request, limit: int, declared: int | None, data: bytes) -> memoryview:
-    """Returns the whole body after its first bytes, in one buffer of the declared length."""
-    whole = bytearray(declared or 0)
-    end, more = 0, True
-    while True:
-        if end + len(data) > len(whole):
-            whole[end:] = data
-        else:
-            whole[end : end + len(data)] = data
-        end += len(data)
-        if end > limit:
-            raise _too_large(limit)
-        if not more:
-            return memoryview(whole)[:end]
-        data, more = await _next_piece(request)
-
-
-def _too_large(limit: int, size: int | None = None) -> BodyTooLarge:
-    has = f"more than {limit} bytes, the limit" if size is None else f"{size} bytes"
-    more = "" if size is None else f", and the limit is {limit}"
+def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(
-        f"The body has {has}{more}. Split the request; npy may be larger than JSON.",
+        f"The body has more than {limit} bytes, the limit. Split the request; npy may be larger "
+        "than JSON.",
         limit=limit,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ log = logging.getLogger("anchorage")
 
 #: Seconds after which the database or Redis counts as unavailable.
 PROBE_ANSWER_S = 1.5
+
+#: Free bytes below which the disk of the data dir counts as full.
+FREE_BYTES = 16 * 2**20
 
 #: prometheus_client's variable: the folder where several processes add up their metrics.
 METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
@@ -70,13 +74,14 @@ class HealthChecks:
 
     worker_alive: Callable[[], bool] | None
     database_answers: SharedCheck
+    disk_has_room: SharedCheck
     redis_answers: SharedCheck | None
     #: whether the device failed on which this process runs models
     device_failed: Callable[[], bool]
 
     async def dependencies(self) -> dict[str, bool]:
         """Returns what answers now; `redis` is missing where it is not used."""
-        checks = {"database": self.database_answers}
+        checks = {"database": self.database_answers, "disk": self.disk_has_room}
         if self.redis_answers is not None:
             checks["redis"] = self.redis_answers
         answers = await asyncio.gather(*(check.answer() for check in checks.values()))
@@ -97,10 +102,11 @@ class Ready(BaseModel):
 
     status: Literal["ok", "degraded", "stopping", "unavailable"] = Field(
         description="`degraded`: requests are served, but Redis is unavailable or read-only, so "
-        "each process caches and counts on its own, or no model can run, so requests with "
-        "inputs are refused."
+        "each process caches and counts on its own; or no model can run, so requests with "
+        "inputs are refused; or the disk is full, so writes are refused."
     )
     database: bool = Field(description="Whether the database answers.")
+    disk: bool = Field(description="Whether the disk of the data dir has 16 MiB free.")
     worker: bool | None = Field(
         description="Whether the worker in this process runs. Null if workers run elsewhere."
     )
@@ -145,7 +151,7 @@ async def readyz(request: Request, response: Response) -> Ready:
     database, models, redis = answers["database"], answers["models"], answers.get("redis")
     worker = None if checks.worker_alive is None else checks.worker_alive()
     status: Literal["ok", "degraded", "stopping", "unavailable"] = "ok"
-    if redis is False or not models:
+    if redis is False or not models or not answers["disk"]:
         status = "degraded"
     if not database or worker is False:
         status = "unavailable"
@@ -154,7 +160,14 @@ async def readyz(request: Request, response: Response) -> Ready:
     if status in ("unavailable", "stopping"):
         response.status_code = 503
         response.headers["Retry-After"] = "1"
-    return Ready(status=status, database=database, worker=worker, redis=redis, models=models)
+    return Ready(
+        status=status,
+        database=database,
+        disk=answers["disk"],
+        worker=worker,
+        redis=redis,
+        models=models,
+    )
 
 
 def database_answers(services: Services) -> bool:
@@ -165,6 +178,11 @@ def database_answers(services: Services) -> bool:
         log.warning("database check failed: %s", type(error).__name__)
         return False
     return True
+
+
+def disk_has_room(services: Services) -> bool:
+    """Whether the disk of the data dir has room for writes."""
+    return shutil.disk_usage(services.blobs.root).free >= FREE_BYTES
 
 
 @router.get(

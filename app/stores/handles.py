@@ -26,6 +26,7 @@ from app.errors import AddressNotListed, AnchorageError, Overloaded, StoreUnavai
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.stores.port import Store, StoreLocation
 from app.stores.registry import LOADED, load_connector, open_store
+from app.turns import Turns
 
 log = logging.getLogger("anchorage.stores")
 
@@ -95,6 +96,7 @@ class StoreHandles:
         self._lock = threading.Lock()
         self._stores: OrderedDict[str, Store] = OrderedDict()
         self._callers: dict[str, _Callers] = {}
+        self._turns: dict[str, Turns] = {}
 
     def location(self, row: RegisteredStore) -> StoreLocation:
         """Return where a store is. Raises AddressNotListed once the operator removed its address.
@@ -126,8 +128,12 @@ class StoreHandles:
         if row.kind not in LOADED:  # an import may take seconds, which are not the store's
             await asyncio.to_thread(load_connector, row.kind)
         with _errors_of(row, within_s):
-            future = self.submit(self.location(row), call)
-            return await asyncio.wait_for(asyncio.wrap_future(future), within_s)
+            location = self.location(row)
+            async with (
+                asyncio.timeout(within_s),
+                self._turns_of(location.url).take_async(row.project, within_s),
+            ):
+                return await asyncio.wrap_future(self.submit(location, call))
 
     def wait(
         self,
@@ -139,11 +145,13 @@ class StoreHandles:
         """Call a store, and wait in this thread."""
         load_connector(row.kind)
         with _errors_of(row, within_s):
-            future = self.submit(self.location(row), call)
-            try:
-                return future.result(within_s)
-            finally:
-                future.cancel()
+            location = self.location(row)
+            with self._turns_of(location.url).take(row.project, within_s):
+                future = self.submit(location, call)
+                try:
+                    return future.result(within_s)
+                finally:
+                    future.cancel()
 
     def open(self, location: StoreLocation) -> Store:
         """Return the store, without connecting."""
@@ -171,6 +179,13 @@ class StoreHandles:
         with self._lock:
             callers = self._callers.setdefault(location.url, _Callers())
         return callers.submit(lambda: _without_url(location, lambda: call(self.open(location))))
+
+    def _turns_of(self, url: str) -> Turns:
+        """Return the turns of projects at the threads of an address."""
+        with self._lock:
+            return self._turns.setdefault(
+                url, Turns("calls of a store's address", CALLS_AT_ONCE, CALLS_WAITING)
+            )
 
     def forget(self, location: StoreLocation) -> None:
         """Close the store of a location, if it is open."""

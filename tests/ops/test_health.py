@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from app.demo.server import free_port
 from app.ops.database_metrics import DatabaseMetrics
 from app.ops.health import DatabaseCollector
+from tests.disks import fill_disk, small_disk
 
 
 def test_a_service_of_one_process_is_ready_with_its_worker(client):
@@ -15,7 +16,14 @@ def test_a_service_of_one_process_is_ready_with_its_worker(client):
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()) == (
         200,
-        {"status": "ok", "database": True, "worker": True, "redis": None, "models": True},
+        {
+            "status": "ok",
+            "database": True,
+            "disk": True,
+            "worker": True,
+            "redis": None,
+            "models": True,
+        },
     )
     assert [client.head(path).status_code for path in ("/livez", "/readyz")] == [
         200,
@@ -27,7 +35,14 @@ def test_with_redis_the_worker_is_elsewhere(serve, redis_url, redis_prefix):
     answer = serve(redis_url=redis_url, redis_prefix=redis_prefix).get("/readyz")
     assert (answer.status_code, answer.json()) == (
         200,
-        {"status": "ok", "database": True, "worker": None, "redis": True, "models": True},
+        {
+            "status": "ok",
+            "database": True,
+            "disk": True,
+            "worker": None,
+            "redis": True,
+            "models": True,
+        },
     )
 
 
@@ -82,3 +97,20 @@ def test_jobs_and_encoders_become_gauges():
         "anchorage_queue_oldest_seconds 3.5",
         'anchorage_encoders_checked{result="moved"} 1.0',
     }
+
+
+def test_on_a_full_disk_a_service_is_degraded_and_a_restarted_one_serves_reads(tmp_path, serve):
+    with small_disk(tmp_path / "disk", 40_000) as disk:
+        client = serve(data_dir=disk)
+        assert client.get("/readyz").json()["status"] == "ok"
+        client.post("/encoders", json={"name": "x", "dim": 2})
+        fill_disk(disk, 0)
+        client = serve(data_dir=disk)
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["status"], ready.json()["disk"]) == (
+            200,
+            "degraded",
+            False,
+        )
+        assert [each["name"] for each in client.get("/encoders").json()["encoders"]] == ["x"]
+        assert client.post("/encoders", json={"name": "y", "dim": 2}).status_code == 503
