@@ -38,12 +38,12 @@ from app.ops import health, tracing
 from app.search import advice_endpoints as advice
 from app.search import compare_endpoints as compare
 from app.search import endpoints as store_search
+from app.search import evaluate_endpoints as evaluate
 from app.search import rescore_endpoints as rescore
 from app.settings import Settings
 from app.stores import endpoints as stores
 from app.threads import use_threads
 from app.translate import endpoints as translate
-from app.translate import evaluate_endpoints as evaluate
 from app.translate import relative_endpoints as relative
 from app.translate import threshold_endpoints as thresholds
 from app.translate import translator_endpoints as translators

@@ -9,10 +9,10 @@ from pydantic import BaseModel, Field
 
 from app.anchors import findings as anchor_findings
 from app.anchors import report as anchor_reports
+from app.anchors.samples import StoreCoverageOut
 from app.http.deps import PathName, Reads, Svc
 from app.http.problems import documented
 from app.maths.anchors import mismatch
-from app.translate.quality_schemas import StoreCoverageOut
 
 router = APIRouter(prefix="/anchor-sets", tags=["Anchors"])
 

@@ -8,13 +8,13 @@ from fastapi import APIRouter
 from pydantic import ConfigDict, Field
 
 from app.anchors import samples
+from app.anchors.samples import StoreCoverageOut
 from app.anchors.schemas import AnchorSet
 from app.errors import InvalidRequest, MissingField
 from app.http.bodies import body_docs, json_body
 from app.http.deps import PathName, Svc, WriteContext
 from app.http.fields import Body, Vectors
 from app.http.problems import documented
-from app.translate.quality_schemas import StoreCoverageOut
 
 #: largest number of vectors of a store
 MAX_STORE_SIZE = 10**12

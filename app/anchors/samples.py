@@ -7,9 +7,10 @@ which anchors are foreign to it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from torch import Tensor
 
@@ -84,6 +85,29 @@ class StoreCoverage:
             "covered": None if found is None else found.covered,
             "detail": self.describe(),
         }
+
+
+class StoreCoverageOut(BaseModel):
+    """The anchors compared with the sample of a store."""
+
+    encoder: str = Field(description="Encoder of the sample.")
+    sampled: int = Field(description="Number of vectors in the sample.")
+    verdict: Literal["no-foreign-anchors", "foreign-anchors", "unknown"] = Field(
+        description="`foreign-anchors`: at least 10 % of the anchors are of another corpus. "
+        "`unknown`: the sample has fewer than 50 different vectors."
+    )
+    foreign: int | None = Field(
+        description="Number of anchors that are unlike the sample: about 5 % if all anchors are "
+        "of the store. Null if unknown."
+    )
+    share: float | None = Field(
+        description="Estimated share of foreign anchors, 0 to 1. Null if unknown."
+    )
+    covered: float | None = Field(
+        description="Mean share of a vector of the store that the anchors cover, 0 to 1. Null if "
+        "unknown."
+    )
+    detail: str = Field(description="The same in words.")
 
 
 def sample_of(services: Services, space: tables.SpaceRow) -> Tensor | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from app.anchors.cache_codecs import SPACE
 from app.context import Services
 from app.db import resources, tables
-from app.db.cache import Key
+from app.db.cache import Key, dataclass_codec
 from app.errors import blaming
 from app.maths.geometry import space as spaces
+
+SPACE = dataclass_codec(spaces.Space)
 
 #: most encoders that a store is compared with, and most anchor sets of each
 MAX_CHECKED_ENCODERS, MAX_CHECKED_SETS = 32, 3

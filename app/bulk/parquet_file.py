@@ -28,11 +28,11 @@ from app.errors import (
     DimensionMismatch,
     InvalidRequest,
 )
+from app.maths.geometry.space import refuse_overflow
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator
 from app.translate.fit import canonical_json
 from app.translate.placed_translator import PlacedTranslator, empty_rows
-from app.translate.service import refuse_overflow
 
 #: bytes of the larger vectors of one batch, and so of a row group of the output
 BATCH_BYTES = 2**24

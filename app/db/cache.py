@@ -10,9 +10,10 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from redis import Redis
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -46,6 +47,50 @@ class TensorCodec(Generic[Value]):
 
     dump: Callable[[Value], dict[str, Tensor]]
     load: Callable[[dict[str, Tensor]], Value]
+
+
+def _dump_dataclass(value: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The fields of a dataclass that are not None; those of a nested one as `field.name`."""
+    tensors: dict[str, Tensor] = {}
+    for name, each in ((field.name, getattr(value, field.name)) for field in fields(value)):
+        if is_dataclass(each):
+            tensors |= _dump_dataclass(each, f"{prefix}{name}.")
+        elif each is not None:
+            kind = torch.float64 if isinstance(each, float) else None
+            tensors[prefix + name] = (
+                each if isinstance(each, Tensor) else torch.tensor(each, dtype=kind)
+            )
+    return tensors
+
+
+def _load_dataclass(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value:
+    """The dataclass again; `parts` are its nested dataclasses."""
+    own: dict[str, Any] = {
+        name: each if each.dim() else each.item()
+        for name, each in tensors.items()
+        if "." not in name
+    }
+    for part, of in parts.items():
+        start = f"{part}."
+        own[part] = _load_dataclass(
+            of,
+            {
+                name.removeprefix(start): each
+                for name, each in tensors.items()
+                if name.startswith(start)
+            },
+        )
+    return kind(**own)
+
+
+def dataclass_codec(kind: type[Value], **parts: type) -> TensorCodec[Value]:
+    """Return the codec of a dataclass of tensors and numbers; `parts` are its nested dataclasses.
+
+    A number becomes a tensor without dimensions.
+    """
+    return TensorCodec(
+        dump=_dump_dataclass, load=lambda tensors: _load_dataclass(kind, tensors, **parts)
+    )
 
 
 class CorruptEntry(Exception):

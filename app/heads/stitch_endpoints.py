@@ -18,7 +18,7 @@ from app.http.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.http.problems import documented
 from app.ops import metrics
 from app.request_context import RequestContext
-from app.translate.schemas import (
+from app.translate.fields import (
     INDEX_DESCRIPTION,
     NO_MINIMUM,
     NO_OPTIONS,
@@ -28,6 +28,8 @@ from app.translate.schemas import (
     MethodName,
     MinQuality,
     TranslationOptions,
+    row_flags,
+    warning_members,
 )
 
 router = APIRouter(tags=["Classify"])
@@ -132,8 +134,8 @@ def _stitch(
     about = {
         "method": read.method,
         "translator": read.translator,
-        "flags": answers.flags(read.at_mean, read.outside, truncated=read.truncated),
-        "warnings": answers.warning_members(read.warnings),
+        "flags": row_flags(read.at_mean, read.outside, truncated=read.truncated),
+        "warnings": warning_members(read.warnings),
     }
     if answer.classes:
         labels = [answer.classes[label] for label in answer.labels]

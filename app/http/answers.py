@@ -21,9 +21,7 @@ from app.errors import InvalidRequest, NotAcceptable
 from app.http import media_types, npy
 from app.http.bodies import Call
 from app.http.fields import Dtype, Encoding
-from app.maths.translators.translator import no_flags
-from app.translate.service import refuse_overflow
-from app.translate.warnings import AnswerWarning
+from app.maths.geometry.space import refuse_overflow
 
 ANSWER_MEDIA = (media_types.JSON, media_types.NPY)
 
@@ -134,29 +132,6 @@ class Writer:
         return [*parts, b"]"]
 
 
-def flags(
-    at_mean: Tensor | None,
-    outside: Tensor | None = None,
-    *,
-    truncated: Sequence[int] = (),
-) -> list[dict[str, Any]]:
-    """Returns the flags of an answer's rows, in the order of the rows."""
-    if at_mean is not None and not truncated and at_mean is no_flags(at_mean.shape[0])[0]:
-        return []
-    codes = {
-        "equals-anchor-mean": at_mean,
-        "outside-anchors": outside,
-    }
-    found = [
-        {"row": row, "code": code}
-        for code, rows in codes.items()
-        if rows is not None and rows.any()
-        for row in rows.nonzero().flatten().tolist()
-    ]
-    found += [{"row": row, "code": "input-truncated"} for row in truncated]
-    return sorted(found, key=lambda flag: flag["row"])
-
-
 def choose_writer(call: Call[Any], encoding: Encoding, dtype: Dtype) -> Writer:
     """Returns a writer for the format of the Accept header, or else of the body."""
     media = preferred_media(
@@ -227,16 +202,6 @@ def describe_in_texts(about: Mapping[str, Any]) -> dict[str, str]:
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in shown.items()
     }
-
-
-def warning_members(found: Sequence[AnswerWarning]) -> list[dict[str, str]]:
-    """Returns the warnings about an answer as its member `warnings`."""
-    return [each._asdict() for each in found]
-
-
-def add_warnings(response: Response, found: Sequence[AnswerWarning]) -> None:
-    """Names the warnings about an answer in a header, if there are any."""
-    response.headers.update(describe_in_headers({"warnings": warning_members(found)}))
 
 
 def describe_in_headers(about: Mapping[str, Any]) -> dict[str, str]:

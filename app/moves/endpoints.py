@@ -24,7 +24,7 @@ from app.moves.plan_contents import (
 )
 from app.moves.schemas import MigrationAnswer
 from app.request_context import RequestContext
-from app.translate.schemas import (
+from app.translate.fields import (
     NO_MINIMUM,
     NO_OPTIONS,
     Finite,

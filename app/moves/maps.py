@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.anchors import made_pairs, spaces
-from app.anchors.cache_codecs import TRANSLATOR
 from app.anchors.samples import SAMPLE_TENSOR
 from app.context import Services
 from app.db import resources, tables
@@ -29,7 +28,7 @@ from app.request_context import RequestContext
 from app.stores.port import StoreVectors
 from app.translate import fit as translators
 from app.translate import warnings
-from app.translate.fit import FitRequest
+from app.translate.fit import TRANSLATOR, FitRequest
 from app.translate.placed_translator import PlacedTranslator
 from app.translate.service import ServedMap, serve_translator
 from app.translate.warnings import AnswerWarning

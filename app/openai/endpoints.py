@@ -32,7 +32,6 @@ from app.errors import (
     TokensNotRead,
 )
 from app.http import fields
-from app.http.answers import add_warnings
 from app.http.bodies import body_docs, json_body
 from app.http.deps import ReadContext, Reads, Svc
 from app.http.fields import Body
@@ -42,6 +41,7 @@ from app.ops import metrics
 from app.request_context import RequestContext
 from app.translate import fit as translators
 from app.translate import service as apply
+from app.translate.fields import add_warnings
 from app.translate.warnings import AnswerWarning, warnings_about_change
 from app.types import EncoderKind, InputRole
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 
 from app.encoders import encoding
-from app.http import answers, media_types
+from app.http import media_types
 from app.http.bodies import body_docs, json_body
 from app.http.deps import FIT_QUEUED, PathName, ReadContext, Svc
 from app.http.fields import Body, Inputs, Name, Role, Vectors
@@ -22,12 +22,14 @@ from app.search.native import MAX_NATIVE
 from app.search.rescoring import WeightSource
 from app.search.schemas import NativeOut, native_members
 from app.search.service import StoreAnswer, StoreSearch, StoreSearchMode
-from app.translate.schemas import (
+from app.translate.fields import (
     NO_OPTIONS,
     AnswerWarningOut,
     MethodName,
     Share,
     TranslationOptions,
+    add_warnings,
+    warning_members,
 )
 from app.types import InputRole
 
@@ -281,13 +283,13 @@ def search_members(answer: StoreAnswer) -> dict[str, Any]:
         "translator": None if answer.scoring is None else answer.scoring.id,
         "bridge": None if answer.bridging is None else answer.bridging.id,
         "flags": [{"query": query, "code": "input-truncated"} for query in answer.truncated],
-        "warnings": answers.warning_members(answer.warnings),
+        "warnings": warning_members(answer.warnings),
     }
 
 
 def _respond(answer: StoreAnswer) -> Response:
     response = Response(_dump(search_members(answer)), media_type=media_types.JSON)
-    answers.add_warnings(response, answer.warnings)
+    add_warnings(response, answer.warnings)
     return response
 
 

@@ -11,8 +11,8 @@ from app.http.fields import Body, Vectors
 from app.maths.relevance.options import DEFAULT_CANDIDATES, SearchOption
 from app.search import judged as judged_evaluation
 from app.search.judged import ChosenBy, JudgementColumns
+from app.translate.fields import Share
 from app.translate.fit import FitRequest
-from app.translate.schemas import Share
 
 #: most judgements of a request
 MAX_JUDGEMENTS = 100_000

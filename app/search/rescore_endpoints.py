@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app.encoders import encoding
 from app.errors import InvalidRequest
-from app.http import answers, media_types
+from app.http import media_types
 from app.http.bodies import Call, body_docs, vector_call
 from app.http.deps import FIT_QUEUED
 from app.http.fields import (
@@ -49,7 +49,7 @@ from app.search.rescoring import (
 )
 from app.search.schemas import NativeOut, native_members
 from app.translate import service as apply
-from app.translate.schemas import AnswerWarningOut, PairRequest, Share
+from app.translate.fields import AnswerWarningOut, PairRequest, Share, add_warnings, warning_members
 from app.types import InputRole
 
 router = APIRouter(tags=["Search an old index"])
@@ -376,7 +376,7 @@ def _describe(rescored: Rescored, mode: str) -> dict[str, Any]:
         "options": dict((served and served.options) or {}),
         "translator": served and served.id,
         "flags": _flags(rescored),
-        "warnings": answers.warning_members(rescored.warnings),
+        "warnings": warning_members(rescored.warnings),
     }
 
 
@@ -392,7 +392,7 @@ def _respond(body: RescoreRequest, rescored: Rescored) -> Response:
     about = _describe(rescored, body.mode)
     data = orjson.dumps({"results": results, **about}, option=orjson.OPT_SERIALIZE_NUMPY)
     response = Response(data, media_type=media_types.JSON)
-    answers.add_warnings(response, rescored.warnings)
+    add_warnings(response, rescored.warnings)
     return response
 
 

@@ -16,7 +16,14 @@ from app.http.problems import documented
 from app.maths.translators.translator import ProductPrecision
 from app.ops import metrics
 from app.translate import service as apply
-from app.translate.schemas import AnswerWarningOut, Flag, PairRequest, Share
+from app.translate.fields import (
+    AnswerWarningOut,
+    Flag,
+    PairRequest,
+    Share,
+    row_flags,
+    warning_members,
+)
 
 router = APIRouter(tags=["Translate"])
 
@@ -157,6 +164,6 @@ def _describe(answer: apply.MappedVectors) -> dict[str, Any]:
         "method": served.method,
         "options": dict(served.options or {}),
         "translator": served.id,
-        "flags": answers.flags(translated.at_mean, translated.outside, truncated=answer.truncated),
-        "warnings": answers.warning_members(served.warnings),
+        "flags": row_flags(translated.at_mean, translated.outside, truncated=answer.truncated),
+        "warnings": warning_members(served.warnings),
     }

@@ -15,10 +15,9 @@ from sqlalchemy.orm import Session
 
 from app.access.audit import record_audit
 from app.anchors import made_pairs
-from app.anchors.cache_codecs import TRANSLATOR
 from app.context import Services
 from app.db import resources, tables
-from app.db.cache import Key
+from app.db.cache import Key, dataclass_codec
 from app.db.name_cache import NameKey
 from app.errors import Conflict, UnknownOption
 from app.jobs.progress import Progress
@@ -26,12 +25,15 @@ from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
 from app.maths.quality import cost
 from app.maths.translators import methods
+from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator, content_hash
 from app.request_context import RequestContext
 from app.translate import estimate as translator_reports
 from app.translate import fit_anchors, fit_queue, minimum
 from app.translate.fit_queue import Fit
 from app.types import JobKind
+
+TRANSLATOR = dataclass_codec(Translator, decoder=Decoder)
 
 #: cache sizes of an id with its key, and of a report
 CACHED_ID_BYTES = 1024

@@ -13,7 +13,7 @@ from app.http.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.http.problems import documented
 from app.ops import metrics
 from app.translate import service as apply
-from app.translate.schemas import Flag
+from app.translate.fields import Flag, row_flags
 
 router = APIRouter(tags=["Translate"])
 
@@ -89,6 +89,6 @@ async def relative(
     about = {
         "count": count,
         "dim": dim,
-        "flags": answers.flags(relatives.at_mean, truncated=answer.truncated),
+        "flags": row_flags(relatives.at_mean, truncated=answer.truncated),
     }
     return await answers.write(call, writer, relatives.vectors, about)

@@ -1,176 +1,132 @@
-"""Fields and models that every request for a translation shares."""
+"""Models of a translator's report: what its held-out anchors say about it."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Annotated, Literal
-
 from pydantic import BaseModel, Field
 
-from app.http.fields import Body, Name
-from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
-from app.maths.translators import methods
-from app.translate import fit as translators
-from app.translate.warnings import WarningCode
-
-MethodName = Annotated[
-    Literal[
-        "auto",
-        "irp",
-        "irp-ridge",
-        "graded",
-        "procrustes",
-        "ridge",
-        "kernel",
-    ],
-    Field(
-        description="How the translator is fitted. "
-        "`auto`: the kernel from 100 distinct anchors on, below that `graded`."
-    ),
-]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+from app.anchors.samples import StoreCoverageOut
 
 
-class TranslationOptions(Body):
-    """Options of the method. An option that the method does not have is refused."""
+class IntervalEstimateOut(BaseModel):
+    """An estimate with its 95 % interval."""
 
-    delta: Share | None = Field(
+    value: float = Field(description="The estimate.")
+    low: float = Field(description="Lower end of the interval.")
+    high: float = Field(description="Upper end of the interval.")
+
+
+class EstimateOut(BaseModel):
+    """The quality to expect from a translator that is fitted to all anchors."""
+
+    anchors: int = Field(
+        description="Number of anchors that the translator is fitted to. If they have weights, "
+        "their sum, rounded."
+    )
+    index: int = Field(
+        description="Number of items in the index that is searched. All measures depend on it."
+    )
+    neighbours: int = Field(description="Number of neighbours for recall.")
+    measured: bool = Field(
+        description="Whether recall was measured in an index of that size, of held-out anchors and "
+        "the store's sample. If not, it is extrapolated."
+    )
+    measures: dict[str, IntervalEstimateOut] = Field(
+        description="Expected quality, by measure. `mrr` is for an index without the anchors, "
+        "`mrr_with_anchors` for one that contains them, as a store does that they were taken from: "
+        "a translation is nearest to the anchors it was fitted to."
+    )
+
+
+class TranslatorSpaceOut(BaseModel):
+    """The anchors of one of the two encoders."""
+
+    encoder: str = Field(description="Name of the encoder.")
+    dim: int = Field(description="Dimension of its vectors.")
+    rank: int = Field(description="Rank of the centred anchors.")
+    condition: float = Field(
+        description="Condition number: largest singular value over the smallest one kept."
+    )
+    duplicates: int = Field(description="Number of rows that equal an earlier row.")
+
+
+class FitWeightsOut(BaseModel):
+    """What the sample of a store decided about the fit."""
+
+    counted: int = Field(
+        description="Number of anchors that the fit is chosen and measured on: those that are not "
+        "foreign."
+    )
+    total: float = Field(
+        description="Sum of the anchors' weights in the fit; 1 for each anchor that is counted."
+    )
+    store: StoreCoverageOut | None = Field(
+        description="Comparison with the sample of a store. Null without a sample."
+    )
+
+
+class AlignmentOut(BaseModel):
+    """What an alignment of two pools estimated about itself when it made the pairs."""
+
+    right: float = Field(
+        description="Estimated share of items whose translation is nearest to the right one of "
+        "`index` items, 0 to 1."
+    )
+    mean_rank_share: float = Field(
+        description="Estimated mean rank of the right item, as a share of `index`: 0 is always "
+        "first. Usually too large."
+    )
+    index: int = Field(description="Number of items searched.")
+    found_again: float | None = Field(
         None,
-        description="`irp`: pruning threshold, 0 to 1. Default: 0.6, and at most one anchor for "
-        "each 8 dimensions of the target, but 8 at least.",
+        description="Share of items whose translation by one attempt is nearest to its own "
+        "translation by another attempt, which started from other items. Null with seeds.",
     )
-    omega: Annotated[int, Field(ge=1, le=64)] | None = Field(
-        None, description="`irp`: number of subspaces, at most the number of anchors. Default 8."
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
-        None, description="`irp`: random seed for where the subspaces start. Default 0."
-    )
-    ridge: Annotated[Finite, Field(ge=0, le=1e6)] | None = Field(
+    agreement: float | None = Field(
         None,
-        description="Strength of the ridge penalty. Default 1 for `irp-ridge`; "
-        "the other methods choose it from the anchors.",
+        description="Share of items for which both attempts chose the same nearest item. Null with "
+        "seeds.",
     )
-    encode_power: Share | None = Field(
-        None, description="`graded`: exponent of the source's whitening, 0 to 1. Default 1."
+    attempts: int | None = Field(None, description="Number of attempts. Null with seeds.")
+    seeds: int = Field(
+        0,
+        description="Number of seeds. With seeds, `right` and `mean_rank_share` are measured on "
+        "seeds that the alignment has not seen.",
     )
-    decode_power: Share | None = Field(
+    recall: float | None = Field(
         None,
-        description="`graded`, `kernel`: exponent of the target's whitening, 0 to 1. Default 0.25.",
+        description="Share of the ten nearest items that translations of unseen seeds find. Null "
+        "without seeds.",
     )
-    renormalise: bool | None = Field(
+    recall_alone: float | None = Field(
         None,
-        description="Whether to scale each translated direction to unit length. Default true.",
+        description="The same by a translator fitted to the seeds alone. Null without seeds.",
     )
-    keep_norms: bool | None = Field(
+
+
+class TranslatorReportOut(BaseModel):
+    """What to expect of a translator."""
+
+    anchors: int = Field(description="Number of anchors.")
+    distinct: int | None = Field(
+        description="Number of anchors without those that repeat an earlier one on either side. "
+        "Null if too few are distinct."
+    )
+    estimate: EstimateOut | None = Field(
+        description="Expected quality in an index of `index` items. "
+        "Null below 10 distinct anchors, or if a fold has only one distinct vector."
+    )
+    estimates: list[EstimateOut] = Field(
+        description="The same for 1,000, 10,000 and 100,000 items and the store's size. "
+        "Empty if `estimate` is null."
+    )
+    weights: FitWeightsOut | None = Field(
         None,
-        description="Whether a vector keeps its relative distance from the mean. "
-        "Useful for decoders. Default false.",
+        description="What the sample of a store decided. Null if no encoder has a sample.",
     )
-
-    def as_dict(self) -> methods.Options:
-        """The options that the client set."""
-        return self.model_dump(exclude_none=True)
-
-
-class MinQuality(Body):
-    """The lowest expected quality that is accepted, in an index of `index` items.
-
-    If the translator's estimate is lower, the request fails with `quality-below-minimum`.
-    """
-
-    recall: Share | None = Field(
+    alignment: AlignmentOut | None = Field(
         None,
-        description="Share of a native query's 10 nearest items that the translated query finds, "
-        "0 to 1.",
+        description="The estimate of the alignment that made the anchors. Then nothing is measured "
+        "on them: `estimate` is null. Null for known anchors.",
     )
-    recall_1: Share | None = Field(
-        None, description="Share of queries that find the same nearest item, 0 to 1."
-    )
-    mrr: Share | None = Field(
-        None, description="Mean reciprocal rank of the item's own vector, 0 to 1."
-    )
-    mrr_with_anchors: Share | None = Field(
-        None, description="The same in an index that contains the anchors, 0 to 1."
-    )
-
-    def as_dict(self) -> dict[str, float]:
-        """The minimum of each measure that the client named."""
-        return self.model_dump(exclude_none=True)
-
-
-INDEX_DESCRIPTION = (
-    "Number of items in the index that the quality is for. Default: the size of the target's "
-    "store if it is known, else of the source's, else 10,000."
-)
-IndexSize = Annotated[int, Field(ge=SMALLEST_INDEX, le=LARGEST_INDEX)]
-
-#: One instance for all requests, which never change it: pydantic would copy a plain default.
-NO_OPTIONS = TranslationOptions()
-NO_MINIMUM = MinQuality()
-
-
-@lru_cache(maxsize=1024)
-def _request_without_options(
-    source: str | None,
-    target: str,
-    anchor_set: str,
-    method: str,
-) -> translators.FitRequest:
-    """A cached request: most requests have no options and repeat an earlier one."""
-    return translators.FitRequest(source, target, anchor_set, method, {})
-
-
-class PairRequest(Body):
-    """A pair of encoders, the anchor set between them, and how to fit the translator."""
-
-    source: Name | None = Field(None, description="Name of the encoder that the vectors come from.")
-    target: Name = Field(description="Name of the encoder whose space is wanted.")
-    anchor_set: Name = Field(description="Name of an anchor set that both encoders embedded.")
-    method: MethodName = "auto"
-    options: TranslationOptions = Field(
-        default_factory=lambda: NO_OPTIONS, description="Options of the method."
-    )
-    min_quality: MinQuality = Field(
-        default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
-    )
-    index: IndexSize | None = Field(None, description=INDEX_DESCRIPTION)
-
-    def translator_request(self) -> translators.FitRequest:
-        """The fit that the request wants."""
-        if self.options is NO_OPTIONS and self.min_quality is NO_MINIMUM and self.index is None:
-            return _request_without_options(self.source, self.target, self.anchor_set, self.method)
-        return translators.FitRequest(
-            self.source,
-            self.target,
-            self.anchor_set,
-            self.method,
-            self.options.as_dict(),
-            self.min_quality.as_dict(),
-            self.index,
-        )
-
-
-class Flag(BaseModel):
-    """A warning about one row of the answer."""
-
-    row: int = Field(description="Index of the row, from 0.")
-    code: Literal["equals-anchor-mean", "outside-anchors", "input-truncated"] = Field(
-        description="`equals-anchor-mean`: the vector equals the anchors' mean. "
-        "`outside-anchors`: the anchors do not span its direction. "
-        "`input-truncated`: the encoder read only the beginning of the input."
-    )
-
-
-class AnswerWarningOut(BaseModel):
-    """A warning about the whole answer. The header `Anchorage-Warnings` has the codes."""
-
-    code: WarningCode = Field(
-        description="`useless-anchors`: the anchors of both sides are no more related than "
-        "shuffled ones. `few-anchors`: there are too few anchors for the dimensions. "
-        "`ill-conditioned-anchors`: some directions of the anchors are almost empty. "
-        "`foreign-anchors`: the anchors are unlike the items of the store. "
-        "`same-encoder`: source and target have the same anchors. "
-        "`made-pairs`: an alignment of two pools made the anchors."
-    )
-    detail: str = Field(description="What is wrong, and what to do.")
+    source: TranslatorSpaceOut = Field(description="The source encoder's anchors.")
+    target: TranslatorSpaceOut = Field(description="The target encoder's anchors.")

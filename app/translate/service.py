@@ -19,14 +19,13 @@ from anyio import to_thread
 from torch import Tensor
 
 from app.anchors import spaces
-from app.anchors.cache_codecs import DECODER, MATRIX
 from app.context import Limits, Services
 from app.db import tables
-from app.db.cache import Key
+from app.db.cache import Key, TensorCodec, dataclass_codec
 from app.db.name_cache import NameKey
 from app.encoders import encoding, incoming
 from app.encoders.encoding import Inputs
-from app.errors import AnchorageError, InvalidOption, OutOfRange, UnknownOption, blaming
+from app.errors import AnchorageError, InvalidOption, UnknownOption, blaming
 from app.maths.geometry.space import check_vectors
 from app.maths.quality.cost import fit_seconds
 from app.maths.translators import decoder, linear, methods
@@ -39,6 +38,11 @@ from app.translate import fit_queue, warnings
 from app.translate.decoding import resolve_decoding
 from app.translate.fit import FittedTranslator, SpacePair
 from app.translate.warnings import AnswerWarning
+
+DECODER = dataclass_codec(Decoder)
+MATRIX: TensorCodec[Tensor] = TensorCodec(
+    dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"]
+)
 
 #: the method of a translation into the source's own space, which `auto` serves without a fit
 IDENTITY = "identity"
@@ -402,14 +406,6 @@ def _error_of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError
     except AnchorageError as error_of_all:
         return error_of_all
     return error
-
-
-def refuse_overflow(overflowing: Tensor, field: str | None = None) -> None:
-    """Raises OutOfRange for the rows (n,) that float16 cannot hold."""
-    wrong = overflowing.nonzero().flatten().tolist()
-    if wrong:
-        detail = f"{len(wrong)} rows have numbers beyond 65504, the most of float16. Use float32"
-        raise OutOfRange(detail, field=field, rows=wrong)
 
 
 # --- finding and applying -------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from app.jobs.schemas import Job
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
 from app.translate import minimum
-from app.translate.quality_schemas import EstimateOut, TranslatorReportOut
-from app.translate.schemas import INDEX_DESCRIPTION, IndexSize, PairRequest
+from app.translate.fields import INDEX_DESCRIPTION, IndexSize, PairRequest
+from app.translate.schemas import EstimateOut, TranslatorReportOut
 
 router = APIRouter(prefix="/translators", tags=["Translate"])
 

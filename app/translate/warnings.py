@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import torch
+
 from app.anchors import made_pairs, spaces
-from app.anchors.cache_codecs import VERDICT
 from app.anchors.findings import are_few
 from app.anchors.samples import compare_pair
 from app.context import Services
 from app.db import tables
+from app.db.cache import TensorCodec
 from app.maths.anchors.mismatch import judge_relatedness
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 
@@ -34,6 +36,11 @@ WarningCode = Literal[
 
 #: a larger condition of the anchors gets a warning: methods without a ridge amplify rounding by it
 LARGEST_CONDITION = 1e5
+
+VERDICT: TensorCodec[bool] = TensorCodec(
+    dump=lambda verdict: {"verdict": torch.tensor(verdict)},
+    load=lambda tensors: bool(tensors["verdict"]),
+)
 
 #: cache size of a verdict
 CACHED_VERDICT_BYTES = 256

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from redis import Redis
 from torch import Tensor
 
-from app.anchors.cache_codecs import DECODER, MATRIX, SPACE, TRANSLATOR
+from app.anchors.spaces import SPACE
 from app.db import cache as cache_module
 from app.db import redis as connect_module
 from app.db.cache import (
@@ -31,6 +31,8 @@ from app.db.cache import (
 from app.db.redis import OptionalRedis
 from app.maths.geometry.space import fit_space
 from app.maths.translators import linear, methods
+from app.translate.fit import TRANSLATOR
+from app.translate.service import DECODER, MATRIX
 from tests.waiting import slack, until
 
 

@@ -127,6 +127,14 @@ def check_shape(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> Non
         )
 
 
+def refuse_overflow(overflowing: Tensor, field: str | None = None) -> None:
+    """Raises OutOfRange for the rows (n,) that float16 cannot hold."""
+    wrong = overflowing.nonzero().flatten().tolist()
+    if wrong:
+        detail = f"{len(wrong)} rows have numbers beyond 65504, the most of float16. Use float32"
+        raise OutOfRange(detail, field=field, rows=wrong)
+
+
 def unit_rows(rows: Float[Tensor, "n d"], norms: Float64[Tensor, " n"]) -> Float[Tensor, "n d"]:
     """Rows (n, d) divided by their norms (n,), in any unit; a row of norm 0 becomes zero."""
     inverse = torch.where(norms > 0, 1.0 / norms, 0.0)

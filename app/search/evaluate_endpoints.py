@@ -23,13 +23,59 @@ from app.jobs.schemas import Job
 from app.search import judged as judged_evaluation
 from app.search.judgement_schemas import JudgedFields, RelevanceOut
 from app.translate import evaluate as evaluation
-from app.translate.quality_schemas import QualityWithIntervalsOut
-from app.translate.schemas import PairRequest
+from app.translate.fields import PairRequest
 from app.types import Scope
 
 router = APIRouter(tags=["Decide"])
 
 Neighbours = Annotated[int, Field(ge=1, le=100)]
+
+
+CentredCosine = Annotated[
+    float,
+    Field(
+        description="Mean centred cosine to the item's own vector, -1 to 1: of both vectors less "
+        "the anchors' mean. `plain_cosine` is usually higher."
+    ),
+]
+
+
+class QualityOut(BaseModel):
+    """Quality over `n` items. Vectors are centred on the anchors' mean."""
+
+    n: int = Field(description="Number of items measured.")
+    k: int = Field(description="Number of neighbours for `recall` and both Jaccard indices.")
+    cosine: CentredCosine
+    plain_cosine: float | None = Field(
+        None,
+        description="Mean cosine to the item's own vector without centring, as a vector database "
+        "computes it, -1 to 1. Null in reports from before it was measured.",
+    )
+    mrr: float = Field(description="Mean reciprocal rank of the item's own vector, 0 to 1.")
+    recall: float = Field(
+        description="Mean share of the native query's `k` nearest items that are found, 0 to 1."
+    )
+    recall_1: float | None = Field(
+        None,
+        description="Share of queries that find the same nearest item as the native query, 0 to 1. "
+        "Null in reports from before it was measured.",
+    )
+    jaccard_target: float = Field(
+        description="Mean Jaccard index of the `k` neighbours that the query and the native query "
+        "have among the native vectors, 0 to 1."
+    )
+    jaccard_own: float = Field(
+        description="Mean Jaccard index of the `k` neighbours that queries have among themselves "
+        "and native vectors among themselves, 0 to 1."
+    )
+
+
+class QualityWithIntervalsOut(QualityOut):
+    """Quality with a 95 % interval for each measure."""
+
+    intervals: dict[str, tuple[float, float]] = Field(
+        description="95 % interval of each measure over other items, [low, high], by measure."
+    )
 
 
 class EvaluateRequest(PairRequest, JudgedFields):
