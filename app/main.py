@@ -106,11 +106,7 @@ def create_app(settings: Settings) -> FastAPI:
     services = replace(
         make_services(settings), notify_workers=wakeup.set, request_fit_s=REQUEST_FIT_S
     )
-    worker = (
-        Worker(services, wakeup, threads=settings.worker_threads)
-        if settings.redis_url is None
-        else None
-    )
+    worker = Worker(services, wakeup) if settings.redis_url is None else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -153,8 +149,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for resource in RESOURCES:
         app.include_router(resource.router)
-    if settings.console:
-        console.install(app)
+    console.install(app)
     bodies.install(app)
     app.add_middleware(AdmissionMiddleware, admission=app.state.admission)
     tracing.install(app, services.db.engine)
@@ -184,7 +179,6 @@ def _admission(settings: Settings, services: Services) -> Admission:
         max_json=settings.max_json,
         requests=Turns("requests", settings.max_in_flight),
         bytes=Turns("bytes of requests", settings.max_in_flight_bytes),
-        console=settings.console,
     )
 
 

@@ -32,6 +32,9 @@ LANES_PER_CORE = 4
 #: longer than load balancers and clients keep idle connections: closing first could cut a request
 IDLE_CONNECTION_S = 75
 
+#: how long a stopping server waits for requests in flight
+SHUTDOWN_S = 25
+
 #: how long to wait for a stopping process after its own time limits
 STOP_GRACE_S = 5.0
 
@@ -51,7 +54,7 @@ def run_several(settings: Settings, listening: socket.socket) -> None:
     with tempfile.TemporaryDirectory(prefix="anchorage-metrics-") as folder:
         os.environ[METRICS_DIR] = folder
         log.info("starting %d processes on %s:%d", settings.workers, *listening.getsockname()[:2])
-        stop_s = settings.drain_s + settings.shutdown_s + STOP_GRACE_S
+        stop_s = settings.drain_s + SHUTDOWN_S + STOP_GRACE_S
         context = preloading_context((__name__,))  # it inherits METRICS_DIR
         supervise(
             _serve,
@@ -64,7 +67,7 @@ def run_several(settings: Settings, listening: socket.socket) -> None:
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
     """Serve in one of several processes, until its parent ends."""
-    logs.configure(settings.log_format)
+    logs.configure()
     # A terminal sends SIGINT to all processes, and the parent passes it on as well.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
@@ -93,7 +96,7 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         application or "",
         host=settings.host,
         port=settings.port,
-        timeout_graceful_shutdown=int(settings.shutdown_s),
+        timeout_graceful_shutdown=SHUTDOWN_S,
         timeout_keep_alive=IDLE_CONNECTION_S,
         http=BoundedHttp,
         backlog=min(open_files() // 4, BACKLOG),

@@ -27,6 +27,8 @@ class StoreEntry(BaseModel):
 
     url: str = Field(min_length=1)
     projects: tuple[str, ...] = ("default",)
+    #: whether remote encoders may read the texts of its rows
+    remote_texts: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -112,8 +114,9 @@ class Settings(BaseSettings):
         description=(
             "vector stores that clients may connect, as JSON: a name for each address, as "
             '`{"main": "postgresql://user:password@host/name"}` or '
-            '`{"main": {"url": "...", "projects": ["shop"]}}`, with the projects that may use it; '
-            "without names, only the project `default` may. Default: none"
+            '`{"main": {"url": "...", "projects": ["shop"], "remote_texts": true}}`, with the '
+            "projects that may use it (without names, only `default`), and whether remote encoders "
+            "may read its texts. Default: none"
         ),
     )
     model_bytes: int = Field(
@@ -137,13 +140,6 @@ class Settings(BaseSettings):
         description=(
             "accepted values of the Host header, separated by commas, or `*`; `auto`: "
             "loopback's names when the service listens on loopback without keys, otherwise any"
-        ),
-    )
-    console: bool = Field(
-        True,
-        description=(
-            "whether the service has the console at `/console`, pages for browsers that show what "
-            "to do with each store"
         ),
     )
     rate_limit: str | None = Field(
@@ -199,40 +195,16 @@ class Settings(BaseSettings):
             "length counts as the largest"
         ),
     )
-    max_project_jobs: int = Field(
-        1_000,
-        ge=1,
-        description="most unfinished jobs of one project; more get 429",
-    )
 
     native_texts_a_minute: int = Field(
         6_000,
         ge=0,
         description=(
             "texts of one project that a minute of searches may have embedded for native scores; "
-            "above it, searches fall back to translations"
-        ),
-    )
-    native_texts_a_day: int = Field(
-        500_000,
-        ge=0,
-        description="the same for a day; 0: no search embeds texts",
-    )
-    native_remote: str = Field(
-        "",
-        description=(
-            "names of store addresses, separated by commas, whose texts searches may send to "
-            "remote encoders; default: none"
+            "above it, searches fall back to translations; 0: no search embeds texts"
         ),
     )
 
-    cache_bytes: int = Field(
-        512 * 1024 * 1024,
-        ge=0,
-        description=(
-            "memory of one process for anchors, decoders and translators, which can be recomputed"
-        ),
-    )
     threads: int | None = Field(
         None,
         ge=1,
@@ -246,26 +218,6 @@ class Settings(BaseSettings):
         description=(
             "seconds without a sign of life, by the database's clock, after which a worker loses "
             "its jobs"
-        ),
-    )
-    keep_jobs_days: int = Field(
-        30,
-        ge=0,
-        le=36_500,
-        description="days for which an ended job is kept; 0: indefinitely",
-    )
-    keep_audit_days: int = Field(
-        365,
-        ge=0,
-        le=36_500,
-        description="days for which an audit row is kept; 0: indefinitely",
-    )
-    worker_threads: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description=(
-            "jobs that one worker process runs at once, or the API's process without Redis"
         ),
     )
     devices: str = Field(
@@ -291,16 +243,6 @@ class Settings(BaseSettings):
         le=300,
         description=(
             "seconds for which a stopping server still accepts requests while /readyz says "
-            "`stopping`, for load balancers"
+            "`stopping`, for load balancers; it then waits 25 s for requests in flight"
         ),
-    )
-    shutdown_s: float = Field(
-        25.0,
-        ge=0,
-        le=3600,
-        description="seconds for which it then waits for requests in flight",
-    )
-    log_format: Literal["auto", "console", "json"] = Field(
-        "auto",
-        description="`console` or `json`; `auto`: console on a terminal, otherwise json",
     )

@@ -9,7 +9,6 @@ import torch
 from app.context import (
     ANSWER_NUMBERS_A_VECTOR,
     Limits,
-    Retention,
     Services,
 )
 from app.db.blobs import BlobStore
@@ -23,6 +22,9 @@ from app.encoders.models.remote.options import normal_url
 from app.lanes import Lanes
 from app.settings import Settings
 from app.stores.handles import StoreAddress, StoreHandles
+
+#: memory of one process for anchors, decoders and translators, which can be computed again
+CACHE_BYTES = 512 * 2**20
 
 
 def make_services(
@@ -45,7 +47,7 @@ def make_services(
     return Services(
         db=db,
         blobs=BlobStore(settings.data_dir / "blobs", create=create),
-        cache=Cache(settings.cache_bytes, store),
+        cache=Cache(CACHE_BYTES, store),
         encoders=EncoderPool(
             _model_sources(settings),
             device=use,
@@ -58,16 +60,12 @@ def make_services(
             vectors=settings.max_vectors,
             pool=settings.max_pool,
             numbers=max(Limits.numbers, ANSWER_NUMBERS_A_VECTOR * settings.max_vectors),
-            project_jobs=settings.max_project_jobs,
             native_texts_a_minute=settings.native_texts_a_minute,
-            native_texts_a_day=settings.native_texts_a_day,
-            native_remote=frozenset(_split(settings.native_remote)),
+            native_remote=frozenset(
+                name for name, entry in settings.stores.items() if entry.remote_texts
+            ),
         ),
         lease_s=settings.lease_s,
-        retention=Retention(
-            jobs_days=settings.keep_jobs_days,
-            audit_days=settings.keep_audit_days,
-        ),
         device=use,
         stores=StoreHandles(_store_addresses(settings)),
         heads_dir=settings.heads_dir,

@@ -109,11 +109,11 @@ def served(
     """The service with these addresses of stores, and an encoder for each entry of `vectors`."""
     with endpoint(vectors) as url:
         settings = {
-            "stores": json.dumps(addresses),
+            "stores": json.dumps(
+                {name: {"url": url, "remote_texts": True} for name, url in addresses.items()}
+            ),
             "remote_urls": url,
-            "native_remote": ",".join(addresses),
             "native_texts_a_minute": 10**9,
-            "native_texts_a_day": 10**9,
         }
         with serve(**settings) as server:
             service = Service(server.port)

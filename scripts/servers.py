@@ -46,7 +46,7 @@ def serve(**settings: object) -> Iterator[Server]:
     """`anchorage serve` with its own data folder, on a free port."""
     with tempfile.TemporaryDirectory() as folder:
         command = [str(Path(sys.executable).with_name("anchorage")), "serve"]
-        own = {"data_dir": folder, "log_format": "json", **settings}
+        own = {"data_dir": folder, **settings}
         with started(
             command,
             {f"ANCHORAGE_{name.upper()}": str(value) for name, value in own.items()},

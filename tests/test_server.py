@@ -126,7 +126,6 @@ def several(tmp_path: Path, redis_url: str, redis_prefix: str) -> Iterator[Calla
                 temporary,
                 redis_url=redis_url,
                 redis_prefix=redis_prefix[:50],
-                log_format="json",
                 **settings,
             )
         )

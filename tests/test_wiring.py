@@ -45,11 +45,9 @@ def test_a_named_database_comes_before_the_data_folder(tmp_path):
 
 
 def test_limits_and_leases_are_the_settings(tmp_path):
-    services = make_services(
-        Settings(data_dir=tmp_path, max_vectors=7, max_pool=6, max_project_jobs=4, lease_s=3)
-    )
+    services = make_services(Settings(data_dir=tmp_path, max_vectors=7, max_pool=6, lease_s=3))
     limits = services.limits
-    assert (limits.vectors, limits.pool, limits.project_jobs, services.lease_s) == (7, 6, 4, 3)
+    assert (limits.vectors, limits.pool, services.lease_s) == (7, 6, 3)
 
 
 @pytest.mark.parametrize(("vectors", "numbers"), [(7, 2**25), (16_384, 2**25), (70_000, 0)])

@@ -102,19 +102,19 @@ def work(settings: Settings, device: str, number: int) -> int:
     from app.wiring import make_services
     from workers.main import Worker
 
-    logs.configure(settings.log_format)
+    logs.configure()
     services = make_services(settings, device=device)
     services.db.ping()
     services.db.require_schema()
     if settings.worker_metrics_port is not None:
         start_http_server(settings.worker_metrics_port + number, addr=settings.host)
-    worker = Worker(services, threading.Event(), threads=settings.worker_threads)
+    worker = Worker(services, threading.Event())
     ended = threading.Event()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number_of_signal, lambda *_: ended.set())
     end_with_parent()
     worker.start()
-    log.info("worker %d takes jobs on %s, %d at once", os.getpid(), device, settings.worker_threads)
+    log.info("worker %d takes jobs on %s", os.getpid(), device)
     while (alive := worker.alive and not services.encoders.broken) and not ended.wait(
         THREAD_CHECK_S
     ):

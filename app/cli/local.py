@@ -109,7 +109,7 @@ def open_services(settings: Settings, *, create: bool = True) -> Iterator[Servic
     from app.ops import logs
     from app.wiring import make_services
 
-    logs.configure(settings.log_format)
+    logs.configure()
     services = make_services(settings, create=create)
     try:
         yield services

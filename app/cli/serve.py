@@ -56,7 +56,7 @@ def worker() -> None:
     from app.ops import logs
     from workers.processes import NotShared, main
 
-    logs.configure(settings.log_format)
+    logs.configure()
 
     with explain_faults():
         try:
@@ -71,7 +71,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     from app.main import create_app, is_loopback, requires_keys
     from app.ops import logs
 
-    logs.configure(settings.log_format)
+    logs.configure()
     application = create_app(settings)
     services = application.state.services
     services.db.upgrade()

@@ -90,7 +90,6 @@ class Admission:
     keys      None: the server requires no key
     hosts     accepted names in the Host header; None: any name
     stopping  the server reports it in /readyz, and closes connections after their answer
-    console   whether the server has the console, whose requests may carry their key in a cookie
     threads   for look-ups of keys: slow requests can occupy all other threads
     unknown_threads
               the same for keys that have not worked in this process yet
@@ -106,7 +105,6 @@ class Admission:
     #: bytes of the bodies and answers of these requests
     bytes: Turns
     event_streams: Turns = field(default_factory=lambda: Turns("event streams", 100))
-    console: bool = False
     stopping: bool = False
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(KEY_THREADS))
     unknown_threads: CapacityLimiter = field(
@@ -114,22 +112,19 @@ class Admission:
     )
     parsing: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
-    def is_console(self, scope: Scope) -> bool:
-        """Whether the request is of the console, and the server has one."""
-        return self.console and is_console(scope["path"])
-
     def is_public(self, scope: Scope) -> bool:
         """Whether the request needs no key."""
         path = scope["path"]
         return (
             path in PROBE_PATHS
             or _is_docs(path)
-            or (self.console and (path == SIGN_IN or path.startswith(f"{ASSETS}/")))
+            or path == SIGN_IN
+            or path.startswith(f"{ASSETS}/")
         )
 
     def is_quiet(self, scope: Scope, status: int) -> bool:
         """Whether the log leaves the request out. It has every sign-in and every refused one."""
-        if not self.is_console(scope):
+        if not is_console(scope["path"]):
             return self.is_public(scope)
         polled = POLLED_PATH.fullmatch(scope["path"]) is not None
         return (
@@ -268,7 +263,7 @@ class AdmissionMiddleware:
                 self._check_origin(scope, headers)
             if not self._admission.is_public(scope):
                 await self._admit(scope, answer, headers, held)
-            elif self._admission.is_console(scope) and scope["method"] not in SAFE_METHODS:
+            elif is_console(scope["path"]) and scope["method"] not in SAFE_METHODS:
                 held.enter_context(self._admission.requests.take(""))  # of no project
             await self._app(scope, receive, answer.send)
         except AnchorageError as error:  # from here: the framework answers those of routes
@@ -285,7 +280,7 @@ class AdmissionMiddleware:
         """Finds the caller, reserves memory, and stores the request's context in the scope."""
         admission, state = self._admission, scope["state"]
         caller = await admission.find_caller(
-            _key(headers, cookie=admission.is_console(scope)), address_of(scope)
+            _key(headers, cookie=is_console(scope["path"])), address_of(scope)
         )
         lasts = EVENTS_PATH.fullmatch(scope["path"]) is not None
         turns = admission.event_streams if lasts else admission.requests
@@ -328,7 +323,7 @@ class AdmissionMiddleware:
         Browsers send it with the console's cookie, and without keys it needs none. Such a page
         may open a page of the console by a link, and may ask for no part of one.
         """
-        console = self._admission.is_console(scope)
+        console = is_console(scope["path"])
         if scope["method"] in SAFE_METHODS:
             if not console or _follows_link(headers):
                 return
@@ -353,7 +348,7 @@ class AdmissionMiddleware:
 
     def _policy(self, scope: Scope) -> str | None:
         """Returns the Content-Security-Policy of a page; None for other answers."""
-        if self._admission.is_console(scope):
+        if is_console(scope["path"]):
             return CONSOLE_POLICY
         return docs.DENY_ALL_POLICY if _is_docs(scope["path"]) else None
 

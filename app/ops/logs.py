@@ -7,7 +7,7 @@ import logging
 import sys
 import traceback
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import orjson
 import structlog
@@ -21,14 +21,12 @@ _STANDARD = logging.makeLogRecord({}).__dict__.keys() | {
 }
 
 
-def configure(style: Literal["auto", "console", "json"], *, level: int = logging.INFO) -> None:
-    """Send the lines of all loggers to standard error, in one format."""
-    if style == "auto":
-        style = "console" if sys.stderr.isatty() else "json"
+def configure(*, level: int = logging.INFO) -> None:
+    """Send the lines of all loggers to standard error: as JSON, or for a reader at a terminal."""
     # These attributes are unused, and each line would look them up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_console() if style == "console" else JsonLines())
+    handler.setFormatter(_console() if sys.stderr.isatty() else JsonLines())
     logging.basicConfig(handlers=[handler], level=level, force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 

@@ -55,8 +55,8 @@ def native_count(
     if target.kind == EncoderKind.openai and not may_leave:
         raise InvalidRequest(
             f"`native` would send texts of the store to the endpoint of {target.name!r}. The "
-            "operator allows that with the name of the store's address in "
-            f"ANCHORAGE_NATIVE_REMOTE. Until then, remove `native`.",
+            "operator allows that by `remote_texts` of the store's address in "
+            "ANCHORAGE_STORES. Until then, remove `native`.",
             field="native",
         )
     return requested

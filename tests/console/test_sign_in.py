@@ -132,13 +132,6 @@ def test_without_keys_the_console_is_open(client: TestClient) -> None:
     assert answer.headers["location"] == "/console"
 
 
-def test_a_setting_switches_the_console_off(serve: Callable[..., TestClient]) -> None:
-    off = serve(console=False)
-    answer = off.get("/console")
-    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
-    assert off.get("/console/static/console.css").status_code == 404
-
-
 @pytest.mark.parametrize("path", ["/console", "/console/sign-in", "/console/none"])
 def test_every_page_has_the_strict_policy_and_is_not_kept(client: TestClient, path: str) -> None:
     answer = client.get(path, follow_redirects=False)

@@ -258,7 +258,8 @@ def test_texts_reach_no_other_endpoint_unless_the_operator_allows_it(
     before = len(of_store.endpoint.texts)
     assert of_store.check()["result"] == "unchecked"
     assert len(of_store.endpoint.texts) == before + 1  # the text that loading the model embeds
-    allowed = of_store.settings.model_copy(update={"native_remote": "main"})
+    entry = of_store.settings.stores["main"].model_copy(update={"remote_texts": True})
+    allowed = of_store.settings.model_copy(update={"stores": {"main": entry}})
     services = make_services(allowed)
     try:
         check_all(services)

@@ -9,9 +9,11 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
+from app.context import Limits
 from app.db.tables import EncoderRow
 from app.demo.server import free_port
 from app.http import bodies
@@ -453,8 +455,12 @@ def test_a_refused_body_is_answered_and_its_connection_serves_on(listen, setting
     connection.close()
 
 
-def test_jobs_above_the_limit_are_refused_until_one_has_ended(serve, refused, endless_bootstrap):
-    client = serve(max_project_jobs=2)
+def test_jobs_above_the_limit_are_refused_until_one_has_ended(
+    serve, refused, endless_bootstrap, monkeypatch
+):
+    monkeypatch.setattr("app.wiring.Limits", partial(Limits, project_jobs=2))
+    monkeypatch.setattr("app.wiring.Limits.numbers", Limits.numbers, raising=False)
+    client = serve()
     for name, dim in (("first", 8), ("second", 6)):
         client.post("/encoders", json={"name": name, "dim": dim})
     jobs = [

@@ -106,7 +106,7 @@ def test_two_processes_that_first_fit_one_translator_at_once_both_answer(
 def test_without_any_cache_answers_are_the_same(stocked_services):
     vectors = some(4, 3, seed=9)
     warm = apply.apply_map(stocked_services, CONTEXT, apply.Translation(request()), vectors=vectors)
-    cold_services = another_process(stocked_services, cache_bytes=0)
+    cold_services = replace(another_process(stocked_services), cache=Cache(0))
     for _ in range(2):
         cold = apply.apply_map(
             cold_services, CONTEXT, apply.Translation(request()), vectors=vectors
