@@ -59,13 +59,9 @@ def explain(error: AnchorageError, url: str) -> str:
     if error.code == "no-answer":
         return f"No service answers at {url}. Start it with `anchorage serve`, or correct --url."
     texts = [error.detail]
-    if near := error.problem.get("did_you_mean"):
-        texts.append(f"Did you mean {near}?")
     if error.rows:
         more = ", ..." if len(error.rows) > MAX_NAMED_ROWS else ""
         texts.append(f"Rows, from 0: {', '.join(map(str, error.rows[:MAX_NAMED_ROWS]))}{more}.")
-    if (hint := error.problem.get("hint")) and str(hint) not in texts[0]:
-        texts.append(str(hint))
     if error.status == 401:
         texts.append("Set ANCHORAGE_API_KEY.")
     return " ".join(texts)

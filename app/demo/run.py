@@ -119,8 +119,8 @@ def connect_store(client: Client, pack: Pack, console: Console) -> None:
     client.encoders.create(NEW, kind="sentence-transformers", model=NEW_MODEL)
     embeddings = {OLD: pack.old[pack.anchors].half(), NEW: pack.new[pack.anchors].half()}
     client.anchor_sets.create(ANCHORS, embeddings=embeddings)
-    store = {"kind": "lancedb", "address": ADDRESS, "collection": COLLECTION, "text_field": "text"}
-    connected = client.stores.create(STORE, encoder=OLD, **store)
+    store: dict[str, Any] = {"kind": "lancedb", "address": ADDRESS, "text_field": "text"}
+    connected = client.stores.create(STORE, encoder=OLD, collection=COLLECTION, **store)
     console.print(
         f"It reads the index, and writes nothing to it: {connected['rows']:,} rows. "
         f"{len(pack.old[pack.anchors])} other questions, embedded by both models, are the anchors."
