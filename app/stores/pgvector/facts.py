@@ -1,15 +1,8 @@
-"""A table as it is now, and what a migration requires of it.
-
-What depends on a table are views, which are created again, and obstacles to a migration.
-"""
+"""A table as it is now, and what a migration requires of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, LiteralString
-
-from psycopg import sql
+from typing import LiteralString
 
 from app.errors import StoreChanged, StoreRefused, StoreUnsupported
 from app.stores.pgvector.connections import StoreConnection
@@ -17,42 +10,15 @@ from app.stores.pgvector.layout import PgLayout, PgState, index_metric
 from app.stores.pgvector.reading import dim_of
 from app.stores.port import StoreFacts, StoreLocation, StoreNote
 
-_VIEWS = """
-WITH RECURSIVE found(oid, depth) AS (
-  SELECT r.ev_class, 1 FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
-  WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
-    AND d.refobjid = %s AND r.ev_class <> d.refobjid
-  UNION
-  SELECT r.ev_class, f.depth + 1 FROM found f
-  JOIN pg_depend d ON d.refobjid = f.oid AND d.refclassid = 'pg_class'::regclass
-  JOIN pg_rewrite r ON r.oid = d.objid AND d.classid = 'pg_rewrite'::regclass
-  WHERE r.ev_class <> f.oid AND f.depth < 50)
-SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, pg_get_viewdef(c.oid),
-  pg_get_userbyid(c.relowner), coalesce(c.reloptions, '{}')::text[],
-  obj_description(c.oid, 'pg_class'), max(f.depth),
-  EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid)
-  OR EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid AND w.rulename <> '_RETURN')
-  OR EXISTS (SELECT FROM pg_attrdef e WHERE e.adrelid = c.oid)
-  OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid
-    AND (a.attacl IS NOT NULL OR col_description(c.oid, a.attnum) IS NOT NULL))
-FROM found f JOIN pg_class c ON c.oid = f.oid JOIN pg_namespace n ON n.oid = c.relnamespace
-GROUP BY c.oid, n.nspname, c.relname ORDER BY max(f.depth), c.oid"""
-
-_GRANTS = """
-SELECT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END,
-  a.privilege_type, a.is_grantable
-FROM pg_class c, aclexplode(c.relacl) a WHERE c.oid = %s AND a.grantee <> c.relowner"""
-
 #: code and text of each obstacle; parameters: oid and column
 _OBSTACLES: LiteralString = """
-WITH RECURSIVE readers(oid) AS (
-  SELECT %(oid)s::oid UNION
-  SELECT r.ev_class FROM readers JOIN pg_depend d ON d.refobjid = readers.oid
-    AND d.refclassid = 'pg_class'::regclass AND d.classid = 'pg_rewrite'::regclass
-  JOIN pg_rewrite r ON r.oid = d.objid),
+WITH readers AS (SELECT DISTINCT r.ev_class AS oid, d.refobjsubid AS attnum FROM pg_depend d
+  JOIN pg_rewrite r ON r.oid = d.objid AND r.ev_class <> d.refobjid
+  WHERE d.refobjid = %(oid)s AND d.refclassid = 'pg_class'::regclass
+  AND d.classid = 'pg_rewrite'::regclass),
 types AS (SELECT unnest(ARRAY[c.oid, y.oid, y.typarray]) AS oid
-  FROM readers JOIN pg_class c ON c.oid = readers.oid JOIN pg_type y ON y.oid = c.reltype),
-t AS (SELECT c.*, a.attnum FROM pg_class c
+  FROM pg_class c JOIN pg_type y ON y.oid = c.reltype WHERE c.oid = %(oid)s),
+t AS (SELECT c.*, a.attnum, a.atttypid FROM pg_class c
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %(column)s WHERE c.oid = %(oid)s)
 SELECT 'partitioned', 'The table is partitioned or inherits. Migrate each partition as a store.'
   FROM t WHERE relkind = 'p' OR relispartition
@@ -66,11 +32,15 @@ UNION ALL SELECT 'row-type', 'The table ' || d.objid::regclass || ' has a column
   WHERE d.objsubid > 0
 UNION ALL SELECT 'materialized-views', 'The materialized view ' || v.oid::regclass ||
   ' reads the table. Drop it, and create it again after the migration.'
-  FROM readers r JOIN pg_class v ON v.oid = r.oid AND v.relkind = 'm'
+  FROM pg_class v WHERE v.relkind = 'm' AND v.oid IN (SELECT oid FROM readers)
+UNION ALL SELECT 'view-of-vectors', 'The view ' || v.oid::regclass || ' shows the vectors, whose '
+  'type changes. Drop it, and create it again after the migration, or leave the vectors out of it.'
+  FROM t JOIN readers r ON r.attnum = t.attnum JOIN pg_class v ON v.oid = r.oid AND v.relkind = 'v'
+  WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = v.oid AND a.atttypid = t.atttypid)
 UNION ALL SELECT 'view-owner', 'The view ' || v.oid::regclass || ' belongs to another owner, or '
   'is temporary. Drop it for the migration, or make the role of the service a member of its owner.'
-  FROM readers r JOIN pg_class v ON v.oid = r.oid AND v.relkind = 'v'
-  WHERE NOT pg_has_role(v.relowner, 'USAGE') OR v.relpersistence = 't'
+  FROM pg_class v WHERE v.relkind = 'v' AND v.oid IN (SELECT oid FROM readers)
+  AND (NOT pg_has_role(v.relowner, 'USAGE') OR v.relpersistence = 't')
 UNION ALL SELECT 'column-grants', 'Rights on single columns of the table are not copied. '
   'Grant them on the table, or revoke them.'
   FROM t WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = t.oid AND a.attacl IS NOT NULL)
@@ -79,9 +49,10 @@ UNION ALL SELECT 'generated-columns', 'The column ' || quote_ident(a.attname) ||
   FROM t JOIN pg_depend d ON d.refobjid = t.oid AND d.refobjsubid = t.attnum
   AND d.classid = 'pg_attrdef'::regclass JOIN pg_attrdef f ON f.oid = d.objid
   JOIN pg_attribute a ON a.attrelid = f.adrelid AND a.attnum = f.adnum AND a.attgenerated <> ''
-UNION ALL SELECT 'rules', 'The rule ' || quote_ident(r.rulename) ||
-  ' rewrites statements on the table. Drop it for the migration.'
-  FROM t JOIN pg_rewrite r ON r.ev_class = t.oid AND r.rulename <> '_RETURN'
+UNION ALL SELECT 'rules', 'The rule ' || quote_ident(r.rulename) || ' on ' || r.ev_class::regclass
+  || ' rewrites statements on the table, or uses it. Drop it for the migration.'
+  FROM t JOIN pg_depend d ON d.refobjid = t.oid AND d.classid = 'pg_rewrite'::regclass
+  JOIN pg_rewrite r ON r.oid = d.objid AND r.rulename <> '_RETURN'
 UNION ALL SELECT 'expression-index', 'The index ' || i.indexrelid::regclass || ' computes from the '
   'vectors. Drop it for the migration.' FROM t JOIN pg_index i ON i.indrelid = t.oid
   WHERE i.indexprs IS NOT NULL AND EXISTS (SELECT FROM pg_depend d WHERE d.objid = i.indexrelid
@@ -89,7 +60,7 @@ UNION ALL SELECT 'expression-index', 'The index ' || i.indexrelid::regclass || '
 UNION ALL SELECT 'constraint', 'The constraint ' || quote_ident(n.conname) || ' checks the '
   'vectors, is not validated, or is an exclusion. Validate it, or drop it for the migration.'
   FROM t JOIN pg_constraint n ON n.conrelid = t.oid WHERE n.contype = 'x' OR n.contype = 'c'
-    AND t.attnum = ANY(n.conkey) OR n.contype IN ('c', 'n') AND NOT n.convalidated
+    AND t.attnum = ANY(n.conkey) OR n.contype IN ('c', 'n', 'f') AND NOT n.convalidated
 UNION ALL SELECT 'default', 'The column of vectors has a default. Drop the default for the '
   'migration.' FROM t JOIN pg_attrdef f ON f.adrelid = t.oid AND f.adnum = t.attnum
 UNION ALL SELECT 'publication', 'A publication sends the table, or its replica identity is '
@@ -104,11 +75,12 @@ UNION ALL SELECT 'subscription', 'A subscription of logical replication writes t
 UNION ALL SELECT 'statistics', 'The table has extended statistics. Drop them, and create them '
   'again after the migration.'
   FROM t WHERE EXISTS (SELECT FROM pg_statistic_ext s WHERE s.stxrelid = t.oid)
-UNION ALL SELECT 'storage', 'Options of the TOAST table, the mark of CLUSTER, tablespaces of '
-  'indexes and security labels are not copied. Reset them (ALTER TABLE ... RESET (toast...), SET '
-  'WITHOUT CLUSTER, ALTER INDEX ... SET TABLESPACE pg_default), and set them again after the '
-  'migration.' FROM t
-  WHERE EXISTS (SELECT FROM pg_class o WHERE o.oid = t.reltoastrelid AND o.reloptions IS NOT NULL)
+UNION ALL SELECT 'storage', 'Options of the TOAST table, the mark of CLUSTER, tablespaces, '
+  'UNLOGGED and security labels are not copied. Reset them (ALTER TABLE ... RESET (toast...), SET '
+  'WITHOUT CLUSTER, SET LOGGED, SET TABLESPACE pg_default; ALTER INDEX ... SET TABLESPACE '
+  'pg_default), and set them again after the migration.' FROM t
+  WHERE relpersistence <> 'p' OR reltablespace <> 0
+  OR EXISTS (SELECT FROM pg_class o WHERE o.oid = t.reltoastrelid AND o.reloptions IS NOT NULL)
   OR EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
     WHERE i.indrelid = t.oid AND (i.indisclustered OR x.reltablespace <> 0))
   OR EXISTS (SELECT FROM pg_seclabel s
@@ -118,97 +90,17 @@ UNION ALL SELECT 'policy', 'The policy ' || quote_ident(p.polname) || ' of anoth
   AND d.classid = 'pg_policy'::regclass JOIN pg_policy p ON p.oid = d.objid
   WHERE p.polrelid <> t.oid GROUP BY p.oid, p.polname
 UNION ALL SELECT 'foreign-key', 'The foreign key ' || quote_ident(n.conname) || ' belongs to '
-  'a partitioned table or to another owner. Drop it for the migration.'
+  'a partitioned table or to another owner, or is not validated. Drop it for the migration.'
   FROM t JOIN pg_constraint n ON n.confrelid = t.oid AND n.contype = 'f'
   JOIN pg_class r ON r.oid = n.conrelid
-  WHERE r.relkind = 'p' OR NOT pg_has_role(r.relowner, 'USAGE')"""
-
-
-@dataclass(frozen=True)
-class DependentView:
-    """A view that reads the collection, with the statements that create it again."""
-
-    identifier: sql.Identifier
-    create: tuple[sql.Composed, ...]
-    statements: tuple[sql.Composed, ...]
+  WHERE r.relkind = 'p' OR NOT pg_has_role(r.relowner, 'USAGE') OR NOT n.convalidated"""
 
 
 def obstacles(connection: StoreConnection, layout: PgLayout) -> list[StoreNote]:
     """Return what forbids a migration of this table."""
-    values = {"oid": layout.table.oid, "column": layout.old.column}
-    found = [StoreNote(*row) for row in connection.execute(_OBSTACLES, values)]
-    found += [
-        StoreNote(
-            "view-with-triggers",
-            f"The view {row[2]!r} reads the table and has triggers, rules, or rights, "
-            "defaults or comments of columns. Drop the view, and create it again after the "
-            "migration.",
-        )
-        for row in connection.execute(_VIEWS, [layout.table.oid])
-        if row[9]
-    ]
-    return list(dict.fromkeys(found))
-
-
-def grants(connection: StoreConnection, oid: int, target: sql.Composable) -> list[sql.Composed]:
-    """Return statements that grant on `target` what is granted on the relation `oid`."""
-    return [
-        sql.SQL("GRANT {} ON {} TO {}{}").format(
-            sql.SQL(privilege),
-            target,
-            sql.SQL(grantee),
-            sql.SQL(" WITH GRANT OPTION" if grantable else ""),
-        )
-        for grantee, privilege, grantable in connection.execute(_GRANTS, [oid]).fetchall()
-    ]
-
-
-def revoke_others(connection: StoreConnection, target: sql.Identifier, kind: str = "TABLE") -> None:
-    """Revoke the rights of everyone but the owner, which default privileges may have granted."""
-    acl = (
-        "coalesce(proacl, acldefault('f', proowner)), proowner FROM pg_proc WHERE oid = %s::regproc"
-        if kind == "FUNCTION"
-        else "relacl, relowner FROM pg_class WHERE oid = %s::regclass"
-    )
-    roles = connection.execute(
-        sql.SQL(
-            "SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE "
-            "quote_ident(pg_get_userbyid(a.grantee)) END FROM (SELECT {}) o(acl, owner), "
-            "aclexplode(o.acl) a WHERE a.grantee <> o.owner"
-        ).format(sql.SQL(acl)),
-        [target.as_string(connection)],
-    ).fetchall()
-    for [role] in roles:
-        connection.run("REVOKE ALL ON {} {} FROM {}", sql.SQL(kind), target, sql.SQL(role))
-
-
-def dependent_views(connection: StoreConnection, oid: int) -> Sequence[DependentView]:
-    """Return the views that read the relation, each after those that it reads."""
-    found = []
-    for row in connection.execute(_VIEWS, [oid]).fetchall():
-        view, schema, name, _, text, owner, options, remark = row[:8]
-        identifier = sql.Identifier(schema, name)
-        storage = sql.SQL(f" WITH ({', '.join(options)})" if options else "")
-        create = (
-            sql.SQL("CREATE VIEW {}{} AS {}").format(identifier, storage, sql.SQL(text)),
-            sql.SQL("ALTER VIEW {} OWNER TO {}").format(identifier, sql.Identifier(owner)),
-        )
-        statements = grants(connection, view, identifier)
-        if remark is not None:
-            statements.append(
-                sql.SQL("COMMENT ON VIEW {} IS {}").format(identifier, sql.Literal(remark))
-            )
-        found.append(DependentView(identifier, create, tuple(statements)))
-    return found
-
-
-def create_views(connection: StoreConnection, views: Sequence[DependentView]) -> None:
-    for each in views:
-        for statement in each.create:
-            connection.execute(statement)
-        revoke_others(connection, each.identifier)
-        for statement in each.statements:
-            connection.execute(statement)
+    values = {"oid": layout.table.oid, "column": layout.seen.column}
+    rows = connection.execute(_OBSTACLES, values).fetchall()
+    return list(dict.fromkeys(StoreNote(*row) for row in rows))
 
 
 DTYPES = {"vector": "float32", "halfvec": "float16"}
@@ -217,25 +109,23 @@ DTYPES = {"vector": "float32", "halfvec": "float16"}
 def collection_facts(connection: StoreConnection, layout: PgLayout) -> StoreFacts:
     """Return the collection as clients see it."""
     seen = layout.seen
-    row = connection.run(
-        "SELECT count({}) FROM {}", seen.column, seen.relation.identifier
-    ).fetchone()
-    size = connection.execute(
-        "SELECT pg_total_relation_size(%s::oid)", [seen.relation.oid]
-    ).fetchone()
-    assert row is not None
-    assert size is not None
+    [(rows, size)] = connection.run(
+        "SELECT count({}), (SELECT pg_total_relation_size(%s::oid)) FROM {}",
+        seen.column,
+        seen.relation.identifier,
+        params=[seen.relation.oid],
+    ).fetchall()
     metric = index_metric(connection, seen)
     notes = obstacles(connection, layout)
     return StoreFacts(
-        rows=int(row[0]),
+        rows=int(rows),
         dim=dim_of(connection, seen),
         metric=metric or "cosine",
         dtype=DTYPES[seen.type_name],
         indexed=metric is not None,
         can_migrate=not notes,
-        vector_bytes=int(size[0]),
-        vector_field=layout.old.column,
+        vector_bytes=int(size),
+        vector_field=seen.column,
         notes=tuple(notes),
     )
 
@@ -253,7 +143,8 @@ _RIGHTS = """
 SELECT pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'USAGE'),
   has_schema_privilege(n.oid, 'CREATE'), has_database_privilege(current_database(), 'TEMPORARY'),
   pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
-  r.rolsuper OR r.rolbypassrls, quote_ident(current_user), quote_ident(n.nspname)
+  NOT c.relforcerowsecurity OR r.rolsuper OR r.rolbypassrls, quote_ident(current_user),
+  quote_ident(n.nspname)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_roles r ON r.rolname = current_user WHERE c.oid = %s"""
 
@@ -272,13 +163,12 @@ def require_same(layout: PgLayout, tag: str, dim: int) -> PgState:
             f"The migration was prepared for {state.dim} dimensions, not for {dim}. Abandon it "
             "first."
         )
-    found = form_of(layout)
-    if found != state.form:
-        differences = [key for key in found if found[key] != state.form.get(key)]
+    found, known = (layout.seen.key, layout.seen.column), (state.key, state.column)
+    if found != known:
         raise StoreChanged(
-            "The table has changed since the migration was prepared: "
-            + "; ".join(f"{key} was {state.form.get(key)}, is {found[key]}" for key in differences)
-            + ". Undo the change, or abandon the migration if it is not cut over."
+            f"The table has changed since the migration was prepared: key and vectors were "
+            f"{known}, and are {found}. Undo the change, or abandon the migration if it is not "
+            "cut over."
         )
     return state
 
@@ -291,7 +181,7 @@ def first_state(
     dim: int,
 ) -> PgState:
     """Return the state of a migration that begins."""
-    old = layout.old
+    old = layout.seen
     type_name = str(location.options.get("type", old.type_name))
     if type_name not in INDEXED_DIM:
         raise StoreUnsupported("The option `type` is `vector` or `halfvec`.", field="options")
@@ -302,16 +192,13 @@ def first_state(
             "can have 4000.",
             field="options",
         )
-    return PgState(
-        tag, "prepared", layout.table.name, dim, type_name, old.key, old.column, form_of(layout)
-    )
+    return PgState(tag, "prepared", layout.table.name, dim, type_name, old.key, old.column)
 
 
 def require_rights(connection: StoreConnection, layout: PgLayout) -> None:
     """Raises StoreRefused with the rights that the role lacks."""
-    row = connection.execute(_RIGHTS, [layout.table.oid]).fetchone()
-    assert row is not None
-    owner, owns, creates, temporary, read_only, bypasses, role, schema = row
+    [row] = connection.execute(_RIGHTS, [layout.table.oid]).fetchall()
+    owner, owns, creates, temporary, read_only, sees_all, role, schema = row
     missing = []
     if read_only:
         missing.append("a server that accepts writes: this one is a read-only replica")
@@ -321,16 +208,7 @@ def require_rights(connection: StoreConnection, layout: PgLayout) -> None:
         missing.append(f"CREATE in the schema (GRANT CREATE ON SCHEMA {schema} TO {role})")
     if not temporary:
         missing.append(f"temporary tables (GRANT TEMPORARY ON DATABASE ... TO {role})")
-    if layout.table.force_row_security and not bypasses:
+    if not sees_all:
         missing.append(f"all rows despite FORCE ROW LEVEL SECURITY (ALTER ROLE {role} BYPASSRLS)")
     if missing:
         raise StoreRefused(f"The role {role} lacks what a migration needs: {'; '.join(missing)}.")
-
-
-def form_of(layout: PgLayout) -> dict[str, Any]:
-    """Return what must stay the same: the key, and the type of the old vectors."""
-    old = layout.old.relation.column(layout.old.column)
-    return {
-        "key": [layout.key.name, layout.key.type_text],
-        "vectors": [old.name, old.type_text],
-    }

@@ -8,17 +8,17 @@ changes it in its own transaction.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, get_args
 
 import psycopg
 from psycopg import sql
 
 from app.errors import StoreChanged, StoreRefused, StoreUnsupported
 from app.stores.common import did_you_mean
-from app.stores.pgvector.connections import KeyKind, StoreConnection
+from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.values import KeyKind
 from app.stores.port import Metric, Side, StoreLocation
 
 _KEY_KINDS: dict[str, KeyKind] = {
@@ -26,19 +26,17 @@ _KEY_KINDS: dict[str, KeyKind] = {
     **dict.fromkeys(("text", "varchar"), "text"),
     "uuid": "uuid",
 }
-assert set(_KEY_KINDS.values()) == set(get_args(KeyKind))
 
 _VECTORS = ("vector", "halfvec", "bit", "sparsevec")
 _METRIC_OF_OPERATORS: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
 
 _RELATION = """
-SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, pg_get_userbyid(c.relowner),
-  c.relrowsecurity, c.relforcerowsecurity, c.reltuples::float8, c.relpages, c.relpersistence::text
+SELECT c.oid::bigint, n.nspname, c.relname, pg_get_userbyid(c.relowner), c.relkind::text
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
 
 _COLUMNS_QUERY = """
 SELECT a.attname, t.typname, format_type(a.atttypid, a.atttypmod), a.atttypmod, a.attnotnull,
-  a.attgenerated::text, a.attidentity::text
+  a.attgenerated <> ''
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 
@@ -58,31 +56,20 @@ ORDER BY i.indexrelid LIMIT 1"""
 
 @dataclass(frozen=True)
 class PgColumn:
-    """A column. generated and identity: as in pg_attribute, empty if it is neither."""
-
     name: str
     type_name: str
     type_text: str
     modifier: int
     not_null: bool
-    generated: str
-    identity: str
+    generated: bool
 
 
 @dataclass(frozen=True)
 class PgRelation:
-    """A table or a view."""
-
     oid: int
     schema: str
     name: str
-    kind: str
     owner: str
-    row_security: bool
-    force_row_security: bool
-    tuples: float
-    pages: int
-    persistence: str
     columns: tuple[PgColumn, ...]
 
     @property
@@ -132,13 +119,19 @@ def load_relation(connection: StoreConnection, oid: int) -> PgRelation:
     row = connection.execute(_RELATION, [oid]).fetchone()
     if row is None:
         raise StoreChanged("The table no longer exists.", field="collection")
+    *values, kind = row
+    if kind not in ("r", "p"):
+        raise StoreUnsupported(
+            f"{row[2]!r} is not a table. Name the table that holds the vectors.",
+            field="collection",
+        )
     columns = tuple(PgColumn(*each) for each in connection.execute(_COLUMNS_QUERY, [oid]))
     for name in (row[1], row[2], *(each.name for each in columns)):
         if "%" in name:
             raise StoreUnsupported(
                 f"The name {name!r} contains a percent sign. Rename it.", field="collection"
             )
-    return PgRelation(*[*row, columns])
+    return PgRelation(*[*values, columns])
 
 
 def relation_named(connection: StoreConnection, schema: str, name: str) -> PgRelation:
@@ -186,8 +179,8 @@ def vector_column(relation: PgRelation, location: StoreLocation) -> PgColumn:
 
 def key_column(
     connection: StoreConnection, relation: PgRelation, location: StoreLocation
-) -> tuple[PgColumn, KeyKind]:
-    """Return the key."""
+) -> tuple[str, KeyKind]:
+    """Return the name and the kind of the key."""
     unique = connection.execute(_UNIQUE, [relation.oid]).fetchall()
     single = [columns[0] for _, columns in unique if len(columns) == 1]
     names = [
@@ -212,7 +205,7 @@ def key_column(
             "integer, bigint, text, varchar or uuid; name another column in `id_field`.",
             field="id_field",
         )
-    return column, _KEY_KINDS[column.type_name]
+    return column.name, _KEY_KINDS[column.type_name]
 
 
 def index_metric(connection: StoreConnection, vectors: PgVectors) -> Metric | None:
@@ -221,19 +214,10 @@ def index_metric(connection: StoreConnection, vectors: PgVectors) -> Metric | No
     return None if row is None else _METRIC_OF_OPERATORS.get(row[0].split("_")[1], "cosine")
 
 
-def declared_dim(column: PgColumn) -> int | None:
-    return column.modifier if column.modifier > 0 else None
-
-
-def parse_number(text: Any) -> int | None:
-    found = re.fullmatch(r"\d+", str(text))
-    return int(found[0]) if found else None
-
-
 _STATES = """
-SELECT n.nspname, obj_description(c.oid, 'pg_class') FROM pg_class c
+SELECT pg_get_userbyid(c.relowner), obj_description(c.oid, 'pg_class') FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind = 'r' AND c.relname ~ '^anchorage_[0-9a-f]{8}_queue$'"""
+WHERE c.relkind = 'r' AND c.relname ~ '^anchorage_[0-9a-f]{8}_queue$' AND n.nspname = %s"""
 
 _TRACES = """
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -248,6 +232,7 @@ class PgVectors:
 
     relation: PgRelation
     key: str
+    kind: KeyKind
     column: str
     type_name: str
     dim: int | None
@@ -257,13 +242,11 @@ class PgVectors:
 class PgState:
     """What the store remembers of a migration.
 
-    phase       prepared, cut-over or rolled-back
-    table       name of the collection in its schema
-    dim         dimensions of the new vectors, and type_name, their type
-    key         name of the key, and column, of the column of vectors
-    form        what `prepare` found, and must stay the same
-    files       numbers of both tables' files, when their rows were last known to be the same
-    unvalidated foreign keys that a switch added without reading their tables
+    phase   prepared, cut-over or rolled-back
+    table   name of the collection in its schema
+    dim     dimensions of the new vectors, and type_name, their type
+    key     name of the key, and column, of the column of vectors
+    files   numbers of both tables' files, when their rows were last known to be the same
     """
 
     tag: str
@@ -273,9 +256,7 @@ class PgState:
     type_name: str
     key: str
     column: str
-    form: Mapping[str, Any]
     files: Sequence[Sequence[int]] = ()
-    unvalidated: Sequence[Sequence[str]] = ()
 
     @property
     def queue(self) -> str:
@@ -306,40 +287,31 @@ class PgState:
 
 @dataclass(frozen=True)
 class PgLayout:
-    """A collection. table: what has its name, which clients see."""
+    """A collection. seen: the table of its name; hidden: the other table of a migration."""
 
-    table: PgRelation
-    key: PgColumn
-    kind: KeyKind
-    old: PgVectors
-    new: PgVectors | None
-    state: PgState | None
-
-    def vectors(self, side: Side) -> PgVectors:
-        if side == "old":
-            return self.old
-        if self.new is None:
-            raise StoreChanged("The store has no new vectors: no migration is in progress.")
-        return self.new
+    seen: PgVectors
+    hidden: PgVectors | None = None
+    state: PgState | None = None
 
     @property
-    def _is_cut_over(self) -> bool:
-        return self.state is not None and self.state.is_cut_over
-
-    @property
-    def seen(self) -> PgVectors:
-        """The vectors that clients see."""
-        return self.vectors("new" if self._is_cut_over else "old")
+    def table(self) -> PgRelation:
+        return self.seen.relation
 
     @property
     def other(self) -> PgVectors:
         """The vectors that clients do not see."""
-        return self.vectors("old" if self._is_cut_over else "new")
+        if self.hidden is None:
+            raise StoreChanged("The store has no new vectors: no migration is in progress.")
+        return self.hidden
+
+    def vectors(self, side: Side) -> PgVectors:
+        is_cut_over = self.state is not None and self.state.is_cut_over
+        return self.seen if is_cut_over == (side == "new") else self.other
 
     @property
     def payload(self) -> list[str]:
         """Names of the columns without the key and the vector."""
-        hidden = {self.key.name, self.old.column}
+        hidden = {self.seen.key, self.seen.column}
         return [each.name for each in self.table.columns if each.name not in hidden]
 
 
@@ -347,22 +319,13 @@ def name_of(tag: str, part: str) -> str:
     return f"anchorage_{tag}_{part}"
 
 
-def read_state(text: str | None) -> PgState | None:
-    """Return the state in the comment of a queue table; None if the comment is another one."""
-    try:
-        return PgState(**json.loads(text or "")["state"])
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def states_of(connection: StoreConnection, schema: str, table: str, owner: str) -> list[PgState]:
-    """Return the states of all migrations of a table."""
-    # Anybody may create a table with such a name and comment, but not for the owner.
-    rows = connection.execute(
-        _STATES + " AND n.nspname = %s AND pg_get_userbyid(c.relowner) = %s", [schema, owner]
-    ).fetchall()
-    states = [read_state(text) for _, text in rows]
-    return [each for each in states if each is not None and each.table == table]
+def states_of(connection: StoreConnection, schema: str) -> list[tuple[str, PgState]]:
+    """Return the states in the comments of queue tables, each with the owner of its table."""
+    states = []
+    for owner, text in connection.execute(_STATES, [schema]).fetchall():
+        with suppress(ValueError, TypeError, KeyError):  # somebody else's comment
+            states.append((owner, PgState(**json.loads(text or "")["state"])))
+    return states
 
 
 def traces_of(
@@ -379,15 +342,8 @@ def traces_of(
     return [row for row in rows if schema in ("", row[0])]
 
 
-def state_of_tag(connection: StoreConnection, schema: str, tag: str) -> PgState | None:
-    """Return the state of a migration; None if it is lost."""
-    rows = connection.execute(_STATES + " AND n.nspname = %s", [schema]).fetchall()
-    states = [read_state(text) for _, text in rows]
-    return next((each for each in states if each is not None and each.tag == tag), None)
-
-
 def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayout:
-    """Return where everything lies now."""
+    """Return where everything is now."""
     oid = find_relation(connection, location.collection)
     if oid is None:
         tables = (str(name) for (name,) in connection.execute(_TABLES).fetchall())
@@ -397,28 +353,27 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
             field="collection",
         )
     table = load_relation(connection, oid)
-    states = states_of(connection, table.schema, table.name, table.owner)
+    # Anybody may create a table with such a name and comment, but not for the owner.
+    states = [
+        state
+        for owner, state in states_of(connection, table.schema)
+        if (owner, state.table) == (table.owner, table.name)
+    ]
     if len(states) > 1:
         raise StoreRefused(
             f"The table {table.name!r} has traces of several migrations: "
             f"{', '.join(each.tag for each in states)}. Abandon all except one."
         )
-    state = states[0] if states else None
-    if table.kind not in ("r", "p"):
-        raise StoreUnsupported(
-            f"{table.name!r} is not a table. Name the table that holds the vectors.",
-            field="collection",
-        )
     key, kind = key_column(connection, table, location)
-    column = vector_column(table, location)
-    seen = vectors_of(table, key.name, column)
-    if state is None:
-        return PgLayout(table, key, kind, seen, None, None)
+    seen = vectors_of(table, key, kind, vector_column(table, location))
+    if not states:
+        return PgLayout(seen)
+    [state] = states
     hidden = relation_named(connection, table.schema, state.hidden)
-    other = vectors_of(hidden, state.key, hidden.column(state.column))
-    old, new = (other, seen) if state.is_cut_over else (seen, other)
-    return PgLayout(table, key, kind, old, new, state)
+    other = vectors_of(hidden, state.key, kind, hidden.column(state.column))
+    return PgLayout(seen, other, state)
 
 
-def vectors_of(relation: PgRelation, key: str, column: PgColumn) -> PgVectors:
-    return PgVectors(relation, key, column.name, column.type_name, declared_dim(column))
+def vectors_of(relation: PgRelation, key: str, kind: KeyKind, column: PgColumn) -> PgVectors:
+    dim = column.modifier if column.modifier > 0 else None
+    return PgVectors(relation, key, kind, column.name, column.type_name, dim)

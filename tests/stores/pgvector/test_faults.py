@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from threading import Barrier, Thread
 from time import monotonic
@@ -33,9 +32,6 @@ from tests.stores.pgvector.tables import (
     vectors_of,
 )
 from tests.waiting import slack
-
-#: descriptors that select(2) knows
-FD_SETSIZE = 1024
 
 
 def test_a_dropped_connection_is_made_again(table: Table) -> None:
@@ -129,82 +125,34 @@ def test_a_frozen_server_is_unavailable_within_seconds(
     table.drop()
 
 
-def test_clients_set_neither_memory_nor_deadlines_of_the_server(table: Table) -> None:
-    store = table.store(options={"maintenance_work_mem": "1kB", "silence_s": -1})
-    sweep(store, store.migration(TAG, NEW_DIM))
-    assert len(store.scroll(None, 100, "new").ids) == 30
-
-
-def test_connections_with_high_descriptors_are_used_again(table: Table) -> None:
-    store = table.store()
-    occupied = [os.open(os.devnull, os.O_RDONLY)]
-    try:
-        while occupied[-1] < FD_SETSIZE:
-            occupied.append(os.dup(occupied[0]))
-        for _ in range(2):
-            assert len(store.scroll(None, 10).ids) == 10
-        number = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'anchorage'"
-        assert table.execute(number)[0][0] >= 1
-    finally:
-        for each in occupied:
-            os.close(each)
-
-
 @pytest.mark.parametrize(
-    ("place", "reason"),
+    ("url", "error", "words"),
     [
-        ("postgres@/none", 'database "none" does not exist'),
-        ("unknown-role@/postgres", 'role "unknown-role" does not exist'),
+        (
+            "postgresql://HOME@/none?host=HOST",
+            StoreRefused,
+            'login.*database "none" does not exist',
+        ),
+        ("postgresql://u:hidden@/x?host=HOST", StoreRefused, 'role "u" does not exist.*Ask the op'),
+        ("postgresql://u:hidden@127.0.0.1:9/x", StoreUnavailable, "at port 9: Connection refused"),
+        ("postgresql://u:hidden@nowhere.invalid/x", StoreUnavailable, "reached: unknown host"),
+        ("postgresql://u:hidden@/x?host=/nowhere-at-all", StoreUnavailable, "No such file"),
+        ("postgresql://u:hidden@/x?bad_option=1", StoreUnsupported, "not one of PostgreSQL"),
+        ("/srv/nowhere", StoreUnsupported, "not one of PostgreSQL"),
+        ("http://nowhere:6333", StoreUnsupported, "not one of PostgreSQL"),
     ],
 )
-def test_a_refused_login_is_no_silent_server(
-    pgvector_server: PgvectorServer, place: str, reason: str
+def test_addresses_that_lead_nowhere_are_not_shown(
+    pgvector_server: PgvectorServer, url: str, error: type[AnchorageError], words: str
 ) -> None:
-    url = f"postgresql://{place}?host={pgvector_server.home}"
-    with pytest.raises(StoreRefused, match=f"refuses the login.*{reason}.*Ask the operator"):
-        PgvectorStore(StoreLocation("pgvector", url, "docs")).facts()
-
-
-@pytest.mark.parametrize(
-    ("place", "reason"),
-    [
-        ("127.0.0.1:9", "at port 9: Connection refused"),
-        ("nowhere.invalid:5432", "reached: unknown host"),
-    ],
-)
-def test_a_wrong_host_or_port_is_named_without_the_address(place: str, reason: str) -> None:
-    location = StoreLocation("pgvector", f"postgresql://u:hidden@{place}/x", "docs")
-    with pytest.raises(StoreUnavailable, match=reason) as caught:
-        PgvectorStore(location).facts()
-    for word in ("hidden", "127.0.0.1", "nowhere", "continues"):
-        assert word not in caught.value.detail
-
-
-@pytest.mark.parametrize("url", ["/srv/stores", "http://localhost:6333", "s3://bucket/folder"])
-def test_an_address_of_another_kind(url: str) -> None:
-    with pytest.raises(StoreUnsupported, match="not one of PostgreSQL") as caught:
-        PgvectorStore(StoreLocation("pgvector", url, "docs")).facts()
-    assert caught.value.field == "address"
-    assert url not in caught.value.detail
-
-
-def test_messages_show_no_password_and_no_address(pgvector_server: PgvectorServer) -> None:
     home = str(pgvector_server.home)
-    secret = "correct-horse"  # noqa: S105
-    for url in (
-        f"postgresql://u:{secret}@/none?host={home}",
-        f"postgresql://unknown-role:{secret}@/postgres?host={home}",
-        f"postgresql://u:{secret}@/x?host=/nowhere-at-all",
-        f"postgresql://u:{secret}@/x?bad_option=1",
-    ):
-        location = StoreLocation("pgvector", url, "docs")
-        with pytest.raises((StoreUnavailable, StoreRefused, StoreUnsupported)) as caught:
-            PgvectorStore(location).facts()
-        for each in (str(caught.value), repr(caught.value), repr(location)):
-            assert secret not in each
-            assert "nowhere-at-all" not in each
-            assert home not in each
-        assert caught.value.__cause__ is None
+    url = url.replace("HOME", "postgres").replace("HOST", home)
+    location = StoreLocation("pgvector", url, "docs")
+    with pytest.raises(error, match=words) as caught:
+        PgvectorStore(location).facts()
+    for word in ("hidden", "nowhere", "127.0.0.1", home, "continues"):
+        assert word not in str(caught.value) + repr(caught.value) + repr(location)
+    assert caught.value.__cause__ is None
 
 
 def test_missing_rights_are_named(table: Table) -> None:
@@ -265,11 +213,9 @@ def test_row_level_security_that_hides_rows_is_refused(table: Table) -> None:
     ("change", "word"),
     [
         ("ALTER TABLE {t} ALTER COLUMN id TYPE numeric", "numeric"),
-        ("ALTER TABLE {t} ALTER COLUMN id TYPE int", "key was"),
         ("ALTER TABLE {t} DROP COLUMN embedding", "none"),
-        ("ALTER TABLE {t} ALTER COLUMN embedding TYPE halfvec(4)", "halfvec"),
+        ("ALTER TABLE {t} ALTER COLUMN embedding TYPE halfvec(4)", "missing or disabled"),
         ("ALTER TABLE {t} RENAME COLUMN embedding TO vector", "vector"),
-        ("ALTER TABLE {t} RENAME TO other", "no table"),
         ("DROP TABLE {t}", "no table"),
     ],
 )
@@ -321,7 +267,7 @@ def test_two_preparers_at_once(table: Table) -> None:
 
 
 def test_a_busy_table_is_tried_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.stores.pgvector.migration.LOCK_PATIENCE_S", 0.5)
+    monkeypatch.setattr("app.stores.pgvector.locks.LOCK_PATIENCE_S", 0.5)
     store = table.store()
     migration = store.migration(TAG, NEW_DIM)
     sweep(store, migration)

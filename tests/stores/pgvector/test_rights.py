@@ -48,10 +48,12 @@ def test_nobody_else_reads_or_fills_the_tables_of_a_migration(table: Table, role
                 table.on(client, statement)
 
 
-def test_views_get_no_rights_by_default(table: Table, role: str) -> None:
-    table.execute("CREATE VIEW {s}.v AS SELECT * FROM {t}")
-    table.execute(f"REVOKE ALL ON {{s}}.v FROM {role}; GRANT SELECT ON {{s}}.v TO {role}")
-    rights = "SELECT relacl::text FROM pg_class WHERE oid = '{s}.v'::regclass"
+def test_identities_get_no_rights_by_default(table: Table, role: str) -> None:
+    table.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {{s}} GRANT ALL ON SEQUENCES TO {role}")
+    table.execute("ALTER TABLE {t} ADD n int GENERATED ALWAYS AS IDENTITY")
+    table.execute(f"REVOKE ALL ON SEQUENCE {{s}}.docs_n_seq FROM {role}")
+    table.execute(f"GRANT SELECT ON SEQUENCE {{s}}.docs_n_seq TO {role}")
+    rights = "SELECT relacl::text FROM pg_class WHERE oid = '{s}.docs_n_seq'::regclass"
     before = table.execute(rights)
     migration = table.store().migration(TAG, NEW_DIM)
     sweep(table.store(), migration)
