@@ -254,7 +254,7 @@ def test_steps_that_wait_leave_threads_for_other_requests(moving: Moving) -> Non
 def test_a_step_that_got_no_lock_leaves_every_other_call_possible(
     verified: Moving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.stores.pgvector.migration.LOCK_PATIENCE_S", 0.5)
+    monkeypatch.setattr("app.stores.pgvector.locks.LOCK_PATIENCE_S", 0.5)
 
     def refuse(step: str) -> list[str]:
         with verified.connect() as client, client.transaction():
