@@ -128,7 +128,7 @@ _CATEGORY = (
 
 def texts(
     connection: StoreConnection, layout: PgLayout, column: str, ids: Sequence[StoreId]
-) -> Any:
+) -> list[str | None]:
     row = connection.execute(_CATEGORY, [layout.table.oid, column]).fetchone()
     if row is None or row[0] != "S":
         problem = f"The table has no column `{column}`."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.errors import StoreUnsupported
 from app.stores.pgvector import reading
 from app.stores.pgvector.connections import PgConnections
 from app.stores.pgvector.facts import collection_facts
@@ -63,15 +62,10 @@ class PgvectorStore(Store):
             layout = load_layout(connection, self.location)
             return reading.fetch(connection, layout.vectors(side), ids)
 
-    def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
-        if field is None:
-            raise StoreUnsupported(
-                "The store names no column of texts. Name it in `text_field`.", field="text_field"
-            )
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
         with self.connections.use("to read texts") as connection:
             layout = load_layout(connection, self.location)
-            found: Sequence[str | None] = reading.texts(connection, layout, field, ids)
-            return found
+            return reading.texts(connection, layout, field, ids)
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         # Without an index PostgreSQL may be silent for longer than it is in other searches.
