@@ -24,15 +24,7 @@ from torch.nn.functional import normalize
 from torch.optim.adam import adam
 
 from app.maths.bootstrap import annealing
-from app.maths.bootstrap.estimate import (
-    CONFIRMATIONS,
-    Outcome,
-    Votes,
-    confirm_pairs,
-    draw_half,
-    estimate_right,
-    wrong_seeds,
-)
+from app.maths.bootstrap.estimate import BootstrapEstimate, Outcome, vote, wrong_seeds
 from app.maths.bootstrap.neighbours import no_beat, product, product_blocks
 from app.maths.bootstrap.pools import Pools, seed_tensor
 from app.maths.bootstrap.self_learning import LIKELY_RIGHT
@@ -236,16 +228,18 @@ def judge_pairs(
         annealing.principal_directions(pools.y),
     )
     pairs, seed_rows = (rows.to(pools.device) for rows in (grown.pairs, seed_tensor(seeds)))
-    rounds = []
-    for repeat in range(CONFIRMATIONS):
-        half = draw_half(len(pairs), repeat, seed).to(pairs.device)
-        rounds.append(confirm_pairs(x.along, y.along, pairs, seed_rows, half, beat=no_beat))
-    votes = Votes.counted(pairs, *zip(*rounds, strict=True))
-    estimate = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
+    votes = vote(x.along, y.along, pairs, seed_rows, seed=seed, beat=no_beat)
+    right = votes.right(votes.confirmed)
+    estimate = BootstrapEstimate(
+        right,
+        agreement=math.nan,
+        confirmed=votes.share,
+        by_chance=math.nan,
+        seeds_confirmed=votes.seeds_confirmed,
+        orphans_paired=math.nan,
+    )
     # A result that is mostly wrong cannot identify wrong seeds.
     wrong_rows = (
-        wrong_seeds(votes, seed_rows.cpu(), x.along, y.along)
-        if estimate.right > LIKELY_RIGHT
-        else []
+        wrong_seeds(votes, seed_rows.cpu(), x.along, y.along) if right > LIKELY_RIGHT else []
     )
     return Outcome(grown.pairs, votes.confirmed, estimate, wrong_rows, grown.facts)

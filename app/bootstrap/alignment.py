@@ -33,20 +33,20 @@ from app.errors import (
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
-from app.maths.alignment.alignment import (
+from app.maths.bootstrap import pools as pool_maths
+from app.maths.bootstrap.alignment import (
     FEWEST_ALIGNED_ROWS,
     Alignment,
     AlignmentSettings,
     MadePairs,
     align_pools,
 )
-from app.maths.alignment.anchored import (
+from app.maths.bootstrap.anchored import (
+    FOLDS,
     AnchoredAlignment,
-    AnchoredSettings,
     KnownAndUnpaired,
     align_by_anchors,
 )
-from app.maths.bootstrap import pools as pool_maths
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
@@ -61,7 +61,7 @@ LEAST_PLAUSIBLE = 0.25
 #: One attempt has none to be compared with.
 FEWEST_ATTEMPTS = 2
 #: Fewest seeds: two of each fold that judges the alignment.
-FEWEST_SEEDS = 2 * AnchoredSettings().folds
+FEWEST_SEEDS = 2 * FOLDS
 #: Options of a bootstrap that an alignment has, without and with seeds.
 ALIGNMENT_OPTIONS = ("attempts", "seed")
 SEEDED_OPTIONS = ("seed",)
@@ -105,11 +105,11 @@ def request_alignment(
             )
     given, (x, y) = options or {}, sides
     size = _check_size(size, rows=x.rows, most=services.limits.vectors)
-    settings: AlignmentSettings | AnchoredSettings = (
+    if seeds:
         check_seeded(seeds, given, source=x.rows, target=y.rows, most=services.limits.vectors)
-        if seeds
-        else _read_settings(size, given)
-    )
+        settings = {"seed": 0, **given}
+    else:
+        settings = asdict(_read_settings(size, given))
     arguments = {
         "seeds": [list(pair) for pair in seeds],
         "size": size,
@@ -117,7 +117,7 @@ def request_alignment(
         "name": name,
         "source": source,
         "target": target,
-        "settings": asdict(settings),
+        "settings": settings,
         "min_precision": min_precision,
         **pools.store_sides(services, context, sides),
     }
@@ -221,23 +221,17 @@ def _align_by_seeds(
     """Align by the seeds, with the unpaired rows. Raises SpacesNotAligned where the pools do not
     help, or not enough.
     """
-    given, seeds = arguments["settings"], arguments["seeds"]
-    stages = tuple(tuple(stage) for stage in given["stages"])  # JSON has no tuples
-    settings = AnchoredSettings(**{**given, "stages": stages})
+    seed, seeds = arguments["settings"]["seed"], arguments["seeds"]
     known, others = [], []
     for pool, own in zip(items, torch.tensor(seeds).T, strict=True):
         unpaired = torch.ones(len(pool), dtype=torch.bool)
         unpaired[own] = False
         known.append(pool[own])
         others.append(pool[unpaired])
-    found = align_by_anchors(
-        KnownAndUnpaired(*known, *others),
-        settings,
-        beat=listener.beat,
-    )
+    found = align_by_anchors(KnownAndUnpaired(*known, *others), seed=seed, beat=listener.beat)
     estimate = _describe_seeded(found, len(seeds))
     _require_gain(found, estimate, least=arguments["min_precision"])
-    generator = torch.Generator().manual_seed(settings.seed)
+    generator = torch.Generator().manual_seed(seed)
     drawn = torch.randperm(len(items[0]), generator=generator)[: arguments["size"]].sort().values
     return drawn, apply(found.translator, items[0][drawn]).vectors, estimate
 
@@ -270,8 +264,8 @@ def _read_settings(size: int, options: Mapping[str, Any]) -> AlignmentSettings:
 
 def check_seeded(
     seeds: list[tuple[int, int]], options: Mapping[str, Any], *, source: int, target: int, most: int
-) -> AnchoredSettings:
-    """Return the settings.
+) -> None:
+    """Refuse seeds and options that an alignment with seeds does not take.
 
     source, target  rows of the pools
     most            the most anchors of a set
@@ -294,7 +288,6 @@ def check_seeded(
                 f"`method: alignment` with seeds has no option `{name}`. It has `seed`.",
                 field=f"options.{name}",
             )
-    return AnchoredSettings(**options)
 
 
 def _check_size(size: int | None, *, rows: int, most: int) -> int:

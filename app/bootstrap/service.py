@@ -71,7 +71,7 @@ def request_bootstrap(
         "source": source,
         "target": target,
         "seeds": [list(pair) for pair in seeds],
-        "settings": _settings_as_json(settings),
+        "settings": asdict(settings),
         "min_precision": min_precision,
         **pools.store_sides(services, context, sides),
     }
@@ -195,11 +195,6 @@ def _require_startable(
             field="seeds",
         )
     pool_maths.check_pairs(seeds, source=x.rows, target=y.rows)
-
-
-def _settings_as_json(settings: self_learning.SelfLearningSettings) -> dict[str, Any]:
-    """The settings as JSON, from which the same class can be made."""
-    return {name: value for name, value in asdict(settings).items() if not isinstance(value, dict)}
 
 
 def _describe(outcome: estimation.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any]:

@@ -35,7 +35,6 @@ PROBES = 12
 POOL = 100
 SIZE = 32
 SEEDS = 12
-ROUNDS = 20
 VARIANTS = 5
 
 #: the weight of each kind of request in the mix
@@ -102,7 +101,7 @@ def growth(variant: int) -> Growth:
     target = pool.new[order]
     partner = {int(row): place for place, row in enumerate(order)}
     seeds = [(row, partner[row]) for row in range(SEEDS)]
-    settings = self_learning.SelfLearningSettings(size=SIZE, rounds=ROUNDS)
+    settings = self_learning.SelfLearningSettings(size=SIZE)
     found = self_learning.learn(fit_pools(pool.old, target), seeds, settings)
     body = {
         "source": "old",
@@ -112,7 +111,6 @@ def growth(variant: int) -> Growth:
         "seeds": [list(pair) for pair in seeds],
         "min_precision": 0,
         "size": SIZE,
-        "options": {"rounds": ROUNDS},
     }
     return Growth(
         body, found.pairs.tolist(), Anchors(pool.old[found.pairs[:, 0]], target[found.pairs[:, 1]])

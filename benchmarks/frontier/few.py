@@ -21,8 +21,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.maths.alignment.anchored import (
-    AnchoredSettings,
+from app.maths.bootstrap.anchored import (
     KnownAndUnpaired,
     fit_alone,
     fit_with_unpaired,
@@ -99,7 +98,7 @@ def measure(source: str, target: str, anchors: int, unpaired: int) -> list[float
         order = torch.randperm(ANCHOR_TEXTS, generator=torch.Generator().manual_seed(draw))
         some = given.with_anchors(order[:anchors])
         some = KnownAndUnpaired(some.known_x, some.known_y, given.x[:unpaired], given.y[:unpaired])
-        translator = fit_with_unpaired(some, AnchoredSettings()) if unpaired else fit_alone(some)
+        translator = fit_with_unpaired(some) if unpaired else fit_alone(some)
         items = item_metrics(apply(translator, x).vectors - centre, y - centre)
         recalls.append(float(items.recall.mean()))
         ranks.append(float(items.reciprocal_rank.mean()))

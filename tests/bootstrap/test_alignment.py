@@ -19,7 +19,7 @@ from app.bootstrap import alignment, pools
 from app.context import Limits, Services
 from app.db import resources, tables
 from app.errors import InvalidRequest, TooManyVectors, UnknownOption
-from app.maths.alignment import alignment as maths
+from app.maths.bootstrap import alignment as maths
 from app.maths.translators.translator import apply
 from app.moves import maps
 from app.settings import Settings
@@ -28,7 +28,7 @@ from app.translate import minimum, thresholds, warnings
 from app.types import JobState, Scores
 from app.wiring import make_services
 from tests.helpers import CONTEXT, PROJECT, create_encoder, run
-from tests.maths.alignment.clouds import two_pools
+from tests.maths.bootstrap.topics import two_pools
 
 ROWS = 1_600
 

@@ -11,22 +11,13 @@ of its item. A handful of seeds suffices for that, and all items vote. Determini
 1998; for assignment, Gold and Rangarajan 1996, "A graduated assignment algorithm for graph
 matching"; with fixed seeds as in seeded graph matching, Fishkind et al. 2019.
 docs/explanation/anchors.md explains it.
-
-A first overlap without seeds: the centroids of both pools, matched by their positions relative
-to each other.
-
-Centroids of k-means are few enough for the quadratic assignment problem max_P tr(K_x P K_y P^T),
-solved by FAQ from many starts (Vogelstein et al. 2015, scipy's); the overlap of matched centroids
-starts the annealing. Published variants: Artetxe et al. 2018 start from similarity distributions,
-Dar 2025 (mini-vec2vec) from matched centroids; this is the latter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
@@ -67,6 +58,10 @@ LARGEST_CHANGE = 4.0
 NEGLIGIBLE_VARIANCE = 1e-6
 
 
+#: The perplexity of the last plan's rows, in items.
+SHARPNESS = 1.5
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The settings of an annealing.
@@ -74,20 +69,16 @@ class Schedule:
     power        the power of a direction's variance that its coordinate keeps: 1 as it is, 0
                  whitened
     flattening   power of the overlap's singular values: 1 as they are, 0 an orthogonal map
-    breadth      perplexity of the first plan's rows, as a share of the target pool; `sharpness` is
-                 that of the last, in items
+    breadth      perplexity of the first plan's rows, as a share of the target pool
     dimensions   leading directions of each pool
     seed_weight  the weight of a seed in the overlap, in items
-    rounds       from breadth to sharpness, geometrically
     """
 
     power: float = 0.5
     flattening: float = 0.5
     breadth: float = 0.2
-    sharpness: float = 1.5
     dimensions: int = 128
     seed_weight: float = 5.0
-    rounds: int = 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,24 +110,6 @@ class Directions:
             order = torch.randperm(len(self.along), generator=generator).to(self.along.device)
             mixed[:, column] = self.along[order, column]
         return Directions(mixed, self.variance)
-
-
-@dataclass(frozen=True, eq=False)
-class AnnealingState:
-    """The state of an annealing.
-
-    overlap    (r_x, r_y) Z_x^T P Z_y plus the seeds' part, which maps rows of one side to the
-               other; on the CPU, see `map_rows`
-    potential  (m,) of the target items, in the unit of cosines; it equalises their masses
-    fit        mean cosine of a mapped row to the mean of its partners, in [-1, 1]; nan before the
-               first round
-    done       rounds
-    """
-
-    overlap: Float32[Tensor, "rx ry"]
-    potential: Float32[Tensor, " m"]
-    fit: float = float("nan")
-    done: int = 0
 
 
 def principal_directions(
@@ -178,43 +151,62 @@ def principal_directions(
     return Directions(product(some, vectors.float(), beat=beat), variance)
 
 
-def start_annealing(overlap: Float32[Tensor, "rx ry"], *, target: int) -> AnnealingState:
-    """The state before the first round, from the overlap of seeds or of an unseeded start; `target`
-    items on the other side.
+def anneal(
+    x: Float32[Tensor, "n rx"],
+    y: Float32[Tensor, "m ry"],
+    known: Float32[Tensor, "rx ry"],
+    overlap: Float32[Tensor, "rx ry"],
+    schedule: Schedule,
+    rounds: int,
+    *,
+    beat: Beat,
+    on_round: Callable[[float], None],
+) -> Float32[Tensor, "rx ry"]:
+    """The overlap Z_x^T P Z_y after `rounds` rounds from `breadth` to SHARPNESS, on the CPU.
+
+    x, y      coordinates of the pools
+    known     the seeds' part of the overlap, which every round adds
+    overlap   the first one
+    on_round  called after each round with the mean cosine of a mapped row to the mean of its
+              partners, in [-1, 1]
     """
-    return AnnealingState(overlap.cpu(), overlap.new_zeros(target))
+    potential = y.new_zeros(len(y))
+    for done in range(rounds):
+        perplexity = target_perplexity(schedule.breadth * len(y), done, rounds)
+        q = map_rows(x, overlap, schedule.flattening)
+        overlap, potential, fit = anneal_round(x, y, q, known, potential, perplexity, beat=beat)
+        on_round(fit)
+    return overlap
 
 
 def anneal_round(
     x: Float32[Tensor, "n rx"],
     y: Float32[Tensor, "m ry"],
+    q: Float32[Tensor, "n ry"],
     known: Float32[Tensor, "rx ry"],
-    plan: AnnealingState,
-    schedule: Schedule,
+    potential: Float32[Tensor, " m"],
+    perplexity: float,
     *,
     beat: Beat,
-) -> AnnealingState:
-    """One round: map, find the temperature, soften, and learn the overlap again, in one pass over
-    the table of cosines.
+) -> tuple[Float32[Tensor, "rx ry"], Float32[Tensor, " m"], float]:
+    """One round: find the temperature, soften, and learn the overlap again, in one pass over the
+    table of cosines. Returns the overlap, on the CPU, the potentials, and the fit.
 
-    x, y   coordinates of the pools; P_ij = exp((q_i . y_j + g_j) / tau) / sum_j of that, with q =
-           map_rows(x)
-    known  the seeds' part of the overlap, added to Z_x^T P Z_y
+    q          mapped rows of x; P_ij = exp((q_i . y_j + g_j) / tau) / sum_j of that
+    known      the seeds' part of the overlap, added to Z_x^T P Z_y
+    potential  g, of the target items, in the unit of cosines; it equalises their masses
     After the pass the potentials take one Sinkhorn step: g_j falls by tau log(m / n sum_i P_ij).
     The host waits for another device twice: for the map of `map_rows`, which it sends, and for the
     overlap and the fit, which it gets at the end.
     """
-    q = map_rows(x, plan.overlap, schedule.flattening)
     beat()
-    tau = find_temperature(
-        q, y, plan.potential, target_perplexity(schedule, plan.done, len(y)), beat=beat
-    )
+    tau = find_temperature(q, y, potential, perplexity, beat=beat)
     overlap = known.clone()
     mass = torch.zeros(len(y), dtype=torch.float64, device=y.device)
     fit = mass.new_zeros(1)
     # The product includes potential and temperature, which saves two passes over the table.
     left = torch.cat([q / tau, torch.ones_like(q[:, :1])], dim=1)
-    right = torch.cat([y, plan.potential[:, None] / tau], dim=1)
+    right = torch.cat([y, potential[:, None] / tau], dim=1)
     for piece, logits in product_blocks(left, right, beat=beat):
         start = piece.start
         for block in torch.split(
@@ -234,12 +226,8 @@ def anneal_round(
         (mass * (len(y) / len(x))).clamp_min(1e-30).log_().clamp_(-LARGEST_CHANGE, LARGEST_CHANGE)
     )
     received = torch.cat([overlap.double().flatten(), fit]).cpu()
-    return AnnealingState(
-        received[:-1].reshape(overlap.shape).float(),
-        plan.potential - tau * change.float(),
-        float(received[-1]) / len(x),
-        plan.done + 1,
-    )
+    overlap = received[:-1].reshape(overlap.shape).float()
+    return overlap, potential - tau * change.float(), float(received[-1]) / len(x)
 
 
 def map_rows(
@@ -255,12 +243,12 @@ def map_rows(
     return normalize(x @ ((left * scale) @ right).float().to(x.device))
 
 
-def target_perplexity(schedule: Schedule, done: int, target: int) -> float:
-    """The perplexity of the plan's rows in round `done`, in items of the target pool: geometric
-    from breadth to sharpness.
+def target_perplexity(breadth: float, done: int, rounds: int) -> float:
+    """The perplexity of the plan's rows in round `done`, in items: geometric from `breadth` to
+    SHARPNESS.
     """
-    first = max(schedule.breadth * target, schedule.sharpness)
-    return float(first * (schedule.sharpness / first) ** (done / max(1, schedule.rounds - 1)))
+    first = max(breadth, SHARPNESS)
+    return float(first * (SHARPNESS / first) ** (done / max(1, rounds - 1)))
 
 
 def find_temperature(
@@ -293,101 +281,3 @@ def find_temperature(
         is_hot = entropy.exp().double() > perplexity
         low, high = torch.where(is_hot, low, tau), torch.where(is_hot, tau, high)
     return (low * high).sqrt()
-
-
-#: Rows of a pool that centroids are computed from.
-MAX_CENTROID_ROWS = 10_000
-#: Rounds of k-means, and rows that its first centroids are drawn from, because scipy reads all of
-#: them for each.
-KMEANS_ROUNDS, INITIAL_ROWS = 20, 2_000
-
-
-@dataclass(frozen=True)
-class CentroidSettings:
-    """The settings of an unseeded start.
-
-    count   centroids of each pool
-    starts  of the assignment; the best one counts
-    """
-
-    count: int = 40
-    starts: int = 20
-
-
-def centroid_overlap(
-    x: Float32[Tensor, "n rx"],
-    y: Float32[Tensor, "m ry"],
-    settings: CentroidSettings,
-    *,
-    seed: int,
-    beat: Beat,
-) -> Float32[Tensor, "rx ry"]:
-    """sum_c cx_c cy_p(c)^T (r_x, r_y) over matched centroids, weighted with the smaller cluster; x
-    and y unit rows.
-    """
-    generator = np.random.default_rng(seed)
-    some_x, some_y = (
-        _evenly_spread(side, MAX_CENTROID_ROWS).cpu().numpy().astype(np.float64) for side in (x, y)
-    )
-    # At most as many as there are different rows: k-means++ cannot choose among rows that are all
-    # chosen already.
-    different = (_distinct_rows(_evenly_spread(some, INITIAL_ROWS)) for some in (some_x, some_y))
-    count = min(settings.count, len(x) // 2, len(y) // 2, *different)
-    (centres_x, weight_x), (centres_y, weight_y) = (
-        _centroids(some, count, generator, beat) for some in (some_x, some_y)
-    )
-    kernel_x, kernel_y = (_kernel(centres) for centres in (centres_x, centres_y))
-    from scipy.optimize import quadratic_assignment  # it takes a second, and few need it
-
-    best, value = np.arange(count), -np.inf
-    for _ in range(settings.starts):
-        beat()
-        assignment = quadratic_assignment(
-            kernel_x,
-            kernel_y,
-            method="faq",
-            options={"maximize": True, "P0": "randomized", "rng": generator},
-        )
-        if assignment.fun > value:
-            best, value = assignment.col_ind, assignment.fun
-    weight = np.minimum(weight_x, weight_y[best])
-    return torch.from_numpy((centres_x * weight[:, None]).T @ centres_y[best]).to(x)
-
-
-RowArray = TypeVar("RowArray", Tensor, np.ndarray)
-
-
-def _evenly_spread(rows: RowArray, most: int) -> RowArray:
-    """Fewer than 2 `most` rows, evenly spread."""
-    return rows[:: max(1, len(rows) // most)]
-
-
-def _distinct_rows(rows: np.ndarray) -> int:
-    """The number of rows that differ in float32."""
-    return len(np.unique(rows.round(6), axis=0))
-
-
-def _centroids(
-    rows: np.ndarray, count: int, generator: np.random.Generator, beat: Beat
-) -> tuple[np.ndarray, np.ndarray]:
-    """Centroids (count, r) on the sphere, and the number of rows of each."""
-    from scipy.cluster.vq import kmeans2
-
-    beat()
-    centres, labels = kmeans2(
-        _evenly_spread(rows, INITIAL_ROWS), count, minit="++", seed=generator, iter=1
-    )
-    for _ in range(KMEANS_ROUNDS - 1):
-        beat()
-        centres, labels = kmeans2(rows, centres, minit="matrix", iter=1)
-    lengths = np.linalg.norm(centres, axis=1, keepdims=True)
-    return centres / np.maximum(lengths, 1e-12), np.bincount(labels, minlength=count).astype(
-        np.float64
-    )
-
-
-def _kernel(centres: np.ndarray) -> np.ndarray:
-    """Cosines, without each centroid's own."""
-    kernel: np.ndarray = centres @ centres.T
-    np.fill_diagonal(kernel, 0.0)
-    return kernel

@@ -8,20 +8,16 @@ Five signs (docs/results/bootstrap.md says how often they are right):
 - *chance*: the share that the same steps confirm in pools with nothing in common. Many items in few
   directions confirm anything.
 - *the seeds left out*: a map learnt without a seed should choose it.
-- *orphans*, items whose partner is removed: the share of them that is paired all the same shows how
-  readily items that never had a partner are paired, and so how many given pairs are wrong.
-
-An eighth of the pairs lose their item of y, and an eighth their item of x. The rest learns, matches
-and confirms as all pairs did. The result is the share of the smaller pool's orphans that is paired.
-If it leaves open whether most pairs are right, more trials follow, and the estimate takes the worse
-end of their interval. docs/explanation/anchors.md explains it.
+- *orphans*, items whose partner is removed (orphans.py).
+docs/explanation/anchors.md explains it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float32, Int64
@@ -31,9 +27,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from app.maths.bootstrap.neighbours import (
     Beat,
     graded_map,
-    learn_and_match,
     mutual_partners,
-    partner_pairs,
     product_blocks,
 )
 
@@ -73,36 +67,33 @@ class Votes:
     confirmed: Float32[Tensor, " p"]
     seed_rank: Float32[Tensor, " s"]
 
-    @classmethod
-    def counted(
-        cls,
-        pairs: Int64[Tensor, "p 2"],
-        chosen: Sequence[Bool[Tensor, " p"]],
-        ranks: Sequence[Float32[Tensor, " s"]],
-    ) -> Votes:
-        """The votes of several halvings, as `confirm_pairs` returns them; on the CPU."""
-        return cls(
-            pairs.cpu(),
-            torch.stack([*chosen]).float().mean(dim=0).cpu(),
-            median_ranks(torch.stack([*ranks])).cpu(),
-        )
-
-
-@dataclass(frozen=True)
-class Confirmation:
-    """The confirmed share of a result.
-
-    share  mean share of the held-out maps that choose a pair, in [0, 1]
-    found  judged pairs, as a share of the smaller pool
-    """
-
-    share: float
-    found: float
+    @property
+    def share(self) -> float:
+        """The confirmed share of the pairs, in [0, 1]."""
+        return float(self.confirmed.double().mean()) if len(self.confirmed) else 0.0
 
     @property
-    def items(self) -> float:
-        """The confirmed share of the smaller pool's items."""
-        return self.share * self.found
+    def seeds_confirmed(self) -> float:
+        """Share of the seeds that rank among the SUSPECT_RANK nearest; nan without seeds."""
+        return self._seed_hits / len(self.seed_rank) if len(self.seed_rank) else math.nan
+
+    @property
+    def _seed_hits(self) -> int:
+        return int((self.seed_rank <= SUSPECT_RANK).sum())
+
+    def right(self, confidences: Float32[Tensor, " a"]) -> float:
+        """The estimated share of right pairs: the mean of their confidences (a,), at most the upper
+        end of Wilson's interval for the share of confirmed seeds.
+        """
+        mean = float(confidences.double().mean()) if len(confidences) else 0.0
+        return min(mean, wilson_upper(self._seed_hits, len(self.seed_rank)))
+
+
+class Confirmation(NamedTuple):
+    """The confirmed share of a result's pairs, and of the smaller pool's items."""
+
+    share: float
+    items: float
 
 
 @dataclass(frozen=True)
@@ -172,55 +163,35 @@ def draw_half(pairs: int, repeat: int, seed: int) -> Bool[Tensor, " p"]:
     return torch.randperm(pairs, generator=generator) < pairs // 2
 
 
-def confirm_pairs(
+def vote(
     x: Float32[Tensor, "n rx"],
     y: Float32[Tensor, "m ry"],
     pairs: Int64[Tensor, "p 2"],
     seeds: Int64[Tensor, "s 2"],
-    half: Bool[Tensor, " p"],
     *,
+    seed: int,
     beat: Beat,
-) -> tuple[Bool[Tensor, " p"], Float32[Tensor, " s"]]:
-    """One halving: which pairs the map of the other half chooses (p,), and the rank of each seed's
-    partner (s,) in [0, 1].
+) -> Votes:
+    """The votes of CONFIRMATIONS halvings, on the CPU: the map of each half judges the other.
 
     No map judges a seed that it learnt from; seeds need not be among the pairs. A map of no pairs
     chooses nothing.
     """
-    chosen = torch.zeros(len(pairs), dtype=torch.bool, device=pairs.device)
-    ranks = torch.full((len(seeds),), torch.nan, device=x.device)
     unit_y = normalize(y)
-    for known in (half, ~half):
-        if not bool(known.any()):
-            continue
-        transform = graded_map(x[pairs[known, 0]], y[pairs[known, 1]])
-        q = normalize(x @ transform.float())
-        partners = mutual_partners(q, unit_y, beat=beat)
-        judged = ~known
-        chosen[judged] = partners[pairs[judged, 0]] == pairs[judged, 1]
-        outside = ~torch.isin(seeds[:, 0], pairs[known, 0])
-        ranks[outside] = _seed_ranks(q, unit_y, seeds[outside], beat=beat)
-    return chosen, ranks
-
-
-def estimate_right(
-    votes: Votes, confidences: Float32[Tensor, " a"], *, agreed: float, chance: Confirmation | None
-) -> BootstrapEstimate:
-    """The estimated share of right pairs: the mean of their confidences (a,), limited by the seeds.
-
-    The limit is the upper end of Wilson's interval for the share of confirmed seeds.
-    """
-    seeds = len(votes.seed_rank)
-    hits = int((votes.seed_rank <= SUSPECT_RANK).sum())
-    mean = float(confidences.double().mean()) if len(confidences) else 0.0
-    return BootstrapEstimate(
-        right=min(mean, wilson_upper(hits, seeds)),
-        agreement=agreed,
-        confirmed=float(votes.confirmed.double().mean()) if len(votes.confirmed) else 0.0,
-        by_chance=math.nan if chance is None else chance.share,
-        seeds_confirmed=hits / seeds if seeds else math.nan,
-        orphans_paired=math.nan,
-    )
+    chosen = torch.zeros(CONFIRMATIONS, len(pairs), device=pairs.device)
+    ranks = torch.full((CONFIRMATIONS, len(seeds)), torch.nan, device=x.device)
+    for repeat in range(CONFIRMATIONS):
+        half = draw_half(len(pairs), repeat, seed).to(pairs.device)
+        for known in (half, ~half):
+            if not bool(known.any()):
+                continue
+            transform = graded_map(x[pairs[known, 0]], y[pairs[known, 1]])
+            q = normalize(x @ transform.float())
+            partners = mutual_partners(q, unit_y, beat=beat)
+            chosen[repeat, ~known] = (partners[pairs[~known, 0]] == pairs[~known, 1]).float()
+            outside = ~torch.isin(seeds[:, 0], pairs[known, 0])
+            ranks[repeat, outside] = _seed_ranks(q, unit_y, seeds[outside], beat=beat)
+    return Votes(pairs.cpu(), chosen.mean(dim=0).cpu(), ranks.median(dim=0).values.cpu())
 
 
 def pair_confidence(votes: Votes, credibility: float) -> Float32[Tensor, " p"]:
@@ -267,13 +238,12 @@ def _ramp(value: float, low: float, high: float) -> float:
 def wrong_seeds(
     votes: Votes,
     seeds: Int64[Tensor, "s 2"],
-    x: Float32[Tensor, "n rx"] | None = None,
-    y: Float32[Tensor, "m ry"] | None = None,
+    x: Float32[Tensor, "n rx"],
+    y: Float32[Tensor, "m ry"],
 ) -> list[int]:
     """Rows of the seeds (s, 2) that the other pairs contradict.
 
-    x, y  directions of the pools' items, which votes and seeds name by row; None: no item has a
-          twin
+    x, y  directions of the pools' items, which votes and seeds name by row
     Either maps without the seed put its partner far away, or every such map assigns one of its two
     items to another. It does not count where this other is a twin of the seed's own (TWIN_COSINE):
     maps cannot distinguish twins, and a seed can.
@@ -284,13 +254,9 @@ def wrong_seeds(
         partner = {int(pair[side]): int(pair[1 - side]) for pair in certain}
         for row, seed in enumerate(seeds.tolist()):
             own, other = seed[1 - side], partner.get(seed[side], seed[1 - side])
-            is_twin = rivals is not None and _cosine(rivals[own], rivals[other]) >= TWIN_COSINE
-            contradicted[row] |= other != own and not is_twin
+            likeness = cosine_similarity(rivals[own], rivals[other], dim=0)
+            contradicted[row] |= other != own and bool(likeness < TWIN_COSINE)
     return ((votes.seed_rank > SUSPECT_RANK) | contradicted).nonzero()[:, 0].tolist()
-
-
-def _cosine(one: Float32[Tensor, " r"], other: Float32[Tensor, " r"]) -> float:
-    return float(cosine_similarity(one, other, dim=0))
 
 
 def wilson_upper(hits: int, of: int) -> float:
@@ -305,11 +271,11 @@ def wilson_upper(hits: int, of: int) -> float:
     )
 
 
-def seeds_to_add(seeds: int, *, fewest: int = 5) -> int:
-    """The number of seeds to add next: as many again, but at least `fewest`.
+def seeds_to_add(seeds: int) -> int:
+    """The number of seeds to add next: as many again, but at least five.
     docs/results/bootstrap.md says how often that suffices.
     """
-    return max(fewest, seeds)
+    return max(5, seeds)
 
 
 def _seed_ranks(
@@ -341,139 +307,3 @@ def _nearer_share(
         # and it could be nearer than itself.
         shares[piece] = (cosines > cosines.gather(1, own[piece, None])).sum(dim=1) / len(right)
     return shares
-
-
-def median_ranks(ranks: Float32[Tensor, "r s"]) -> Float32[Tensor, " s"]:
-    """The median over repeats."""
-    return ranks.median(dim=0).values.float() if ranks.numel() else ranks.new_zeros(ranks.shape[1])
-
-
-#: One in ORPHAN_PARTS pairs becomes an orphan, on each side. Trials end with enough orphans; the
-#: last two numbers limit the trials, usually and for a doubtful result.
-ORPHAN_PARTS, ENOUGH_ORPHANS, USUAL_TRIALS, MAX_TRIALS = 8, 200, 3, 16
-#: A result is doubtful when less than this share of it has a partner: half of it may be wrong.
-DOUBTFUL_SHARE = 0.75
-#: Share of items with a partner that are found.
-FINDABLE_SHARE = 0.97
-
-
-@dataclass(frozen=True)
-class OrphanTrials:
-    """The counts of all trials.
-
-    trials   the number of trials
-    orphans  the smaller pool's orphans in them
-    paired   those that were paired with an item that most held-out maps confirm
-    """
-
-    trials: int = 0
-    orphans: int = 0
-    paired: int = 0
-
-    @property
-    def share(self) -> float:
-        """The share of orphans that are paired all the same, in [0, 1]; nan without any."""
-        return self.paired / self.orphans if self.orphans else math.nan
-
-    def needs_another(self, pairs: int, pair_share: float) -> bool:
-        """Whether this many pairs, a share `pair_share` of the smaller pool, need a trial."""
-        if pairs < ORPHAN_PARTS:
-            return False
-        first = self.orphans < ENOUGH_ORPHANS and self.trials < USUAL_TRIALS
-        return first or (
-            self.trials < MAX_TRIALS and share_with_partner(pair_share, self.share) < DOUBTFUL_SHARE
-        )
-
-    def right_share(self, pairs: int, pair_share: float) -> float:
-        """The share of the pairs whose items belong together, as `share_with_partner`; of a
-        doubtful result the lower bound.
-
-        The bound uses the upper end of Wilson's interval for the paired orphans; a pair that
-        becomes an orphan twice counts once.
-        """
-        right = share_with_partner(pair_share, self.share)
-        if right >= DOUBTFUL_SHARE:
-            return right
-        different = min(self.orphans, pairs)
-        return share_with_partner(
-            pair_share, wilson_upper(math.ceil(self.share * different), different)
-        )
-
-
-def run_trial(
-    x: Float32[Tensor, "n rx"],
-    y: Float32[Tensor, "m ry"],
-    pairs: Int64[Tensor, "p 2"],
-    trials: OrphanTrials,
-    *,
-    seed: int,
-    beat: Beat,
-) -> OrphanTrials:
-    """The earlier trials and one more, with at least ORPHAN_PARTS pairs (p, 2); deterministic by
-    seed and number of trials.
-    """
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + trials.trials) % 2**63)
-    shuffled = pairs[torch.randperm(len(pairs), generator=generator).to(pairs.device)]
-    count = len(pairs) // ORPHAN_PARTS
-    paired = _paired_orphans(
-        x, y, shuffled[:count], shuffled[count : 2 * count], shuffled[2 * count :], beat
-    )
-    return OrphanTrials(trials.trials + 1, trials.orphans + count, trials.paired + paired)
-
-
-def share_with_partner(pair_share: float, orphan_share: float) -> float:
-    """The share of pairs whose items belong together, in [0, 1], from the share of orphans that are
-    paired.
-
-    pair_share    a, the pairs as a share of the smaller pool
-    orphan_share  o, the share of orphans that are paired
-    If a share c of the items has a partner, then a = FINDABLE_SHARE c + o (1 - c), and the second
-    part is wrong. Where items with a partner are harder to find than FINDABLE_SHARE, the result is
-    too low.
-    """
-    if math.isnan(orphan_share) or pair_share <= 0:
-        return 1.0
-    if pair_share <= orphan_share or orphan_share >= FINDABLE_SHARE:
-        return 0.0
-    common = min(1.0, (pair_share - orphan_share) / (FINDABLE_SHARE - orphan_share))
-    return 1 - orphan_share * (1 - common) / pair_share
-
-
-def _paired_orphans(
-    x: Float32[Tensor, "n rx"],
-    y: Float32[Tensor, "m ry"],
-    without_y: Int64[Tensor, "o 2"],
-    without_x: Int64[Tensor, "o 2"],
-    known: Int64[Tensor, "k 2"],
-    beat: Beat,
-) -> int:
-    """The number of paired orphans of the smaller pool, when each of these pairs loses one item."""
-    rows_x, place_x = _remaining_rows(len(x), without_x[:, 0])
-    rows_y, place_y = _remaining_rows(len(y), without_y[:, 1])
-    left, right = x[rows_x], y[rows_y]
-    known = torch.stack([place_x[known[:, 0]], place_y[known[:, 1]]], dim=1)
-
-    def matched(pairs: Int64[Tensor, "h 2"]) -> Int64[Tensor, " n"]:
-        return learn_and_match(left, right, pairs, beat=beat)
-
-    claimed = partner_pairs(matched(known))
-    is_orphan = (
-        torch.isin(claimed[:, 0], place_x[without_y[:, 0]])
-        if len(x) <= len(y)
-        else torch.isin(claimed[:, 1], place_y[without_x[:, 1]])
-    )
-    claimed = claimed[is_orphan]
-    votes = torch.zeros(len(claimed), device=x.device)
-    for repeat in range(CONFIRMATIONS):
-        half = draw_half(len(known), repeat, 0).to(known.device)
-        votes += matched(known[half])[claimed[:, 0]] == claimed[:, 1]
-    return int((votes > CONFIRMATIONS / 2).sum())
-
-
-def _remaining_rows(
-    rows: int, removed: Int64[Tensor, " o"]
-) -> tuple[Int64[Tensor, " l"], Int64[Tensor, " n"]]:
-    """The remaining rows (l,), and the place of each among them (n,), undefined for others."""
-    remains = torch.ones(rows, dtype=torch.bool, device=removed.device)
-    remains[removed] = False
-    return remains.nonzero()[:, 0], remains.cumsum(dim=0) - 1

@@ -57,6 +57,13 @@ class BestMatches:
         return torch.where(self.q_of_y[self.y_of_q] == rows, self.y_of_q, -1)
 
 
+def random_rows(
+    side: Float32[Tensor, "n d"], most: int, generator: torch.Generator
+) -> Float32[Tensor, "r d"]:
+    """At most `most` rows, in random order."""
+    return side[torch.randperm(len(side), generator=generator)[:most].to(side.device)]
+
+
 def nearest_rows(
     q: Float32[Tensor, "n d"], y: Float32[Tensor, "m d"], k: int, *, beat: Beat = no_beat
 ) -> tuple[Float32[Tensor, "n k"], Int64[Tensor, "n k"]]:

@@ -48,6 +48,35 @@ def ignore_step(step: Step) -> None:
     """Do nothing."""
 
 
+@dataclass(eq=False)
+class Progress:
+    """Counts the steps of a method, of at most `total`, and reports them with the facts so far."""
+
+    on_step: OnStep
+    total: int
+    done: int = 0
+    facts: dict[str, float] = field(default_factory=dict)
+
+    def beat(self) -> None:
+        """Show that the method is alive."""
+        self.report(None)
+
+    def step(self, **facts: float) -> None:
+        """Count one more step."""
+        self.done += 1
+        self.facts |= facts
+        self.report(None)
+
+    def report(self, state: State | None) -> None:
+        """Report the steps, with a checkpoint if there is one."""
+        self.on_step(Step(self.done, self.total, dict(self.facts), state))
+
+    def end(self) -> None:
+        """Report all steps as done: a method may need fewer."""
+        self.done = self.total
+        self.report(None)
+
+
 @dataclass(frozen=True, eq=False)
 class Pools:
     """Two pools of items.

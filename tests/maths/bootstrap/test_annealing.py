@@ -14,13 +14,11 @@ from torch.nn.functional import normalize
 
 from app.maths.bootstrap import annealing, neighbours
 from app.maths.bootstrap.annealing import (
-    AnnealingState,
-    Schedule,
+    SHARPNESS,
     anneal_round,
     find_temperature,
     map_rows,
     principal_directions,
-    start_annealing,
     target_perplexity,
 )
 from app.maths.bootstrap.neighbours import no_beat
@@ -61,36 +59,24 @@ def surprise(plan: Tensor) -> float:
 
 
 @settings(max_examples=10)
-@given(seed=seeds, n=st.integers(2, 40), m=st.integers(2, 40), done=st.integers(0, 9))
-def test_a_round_equals_that_of_the_whole_plan_for_any_memory(seed, n, m, done):
+@given(seed=seeds, n=st.integers(2, 40), m=st.integers(2, 40), wanted=st.floats(1.5, 20))
+def test_a_round_equals_that_of_the_whole_plan_for_any_memory(seed, n, m, wanted):
     x, y, known = unit(seed, n, 6), unit(seed + 1, m, 5), normal(seed + 2, 6, 5)
-    schedule = Schedule(breadth=0.5, sharpness=1.5, rounds=10, flattening=0.5)
-    stands = AnnealingState(normal(seed + 3, 6, 5), 0.2 * normal(seed + 4, m), done=done)
-    found = anneal_round(x, y, known, stands, schedule, beat=no_beat)
-    u, s, v = torch.linalg.svd(stands.overlap.double(), full_matrices=False)
-    q = normalize(x.double() @ (u * s.sqrt()) @ v)
-    q32, wanted = map_rows(x, stands.overlap, 0.5), target_perplexity(schedule, stands.done, m)
-    tau = float(find_temperature(q32, y, stands.potential, wanted, beat=no_beat))
-    plan = entropic(q, y, stands.potential, tau)
+    q, before = map_rows(x, normal(seed + 3, 6, 5), 0.5), 0.2 * normal(seed + 4, m)
+    overlap, potential, fit = anneal_round(x, y, q, known, before, wanted, beat=no_beat)
+    tau = float(find_temperature(q, y, before, wanted, beat=no_beat))
+    plan = entropic(q, y, before, tau)
     near = {"rtol": 0.0, "atol": 2e-6 * n / min(1.0, tau)}
     torch.testing.assert_close(
-        found.overlap.double(), x.double().T @ plan @ y.double() + known.double(), **near
+        overlap.double(), x.double().T @ plan @ y.double() + known.double(), **near
     )
+    change = (plan.sum(dim=0) * m / n).clamp_min(1e-30).log()
+    change = change.clamp(-annealing.LARGEST_CHANGE, annealing.LARGEST_CHANGE)
     torch.testing.assert_close(
-        found.potential.double(),
-        stands.potential.double()
-        - tau
-        * (plan.sum(dim=0) * m / n)
-        .clamp_min(1e-30)
-        .log()
-        .clamp(-annealing.LARGEST_CHANGE, annealing.LARGEST_CHANGE),
-        rtol=0,
-        atol=1e-4,
+        potential.double(), before.double() - tau * change, rtol=0, atol=1e-4
     )
-    assert found.fit == pytest.approx(
-        float((q * (plan @ y.double())).sum(dim=1).mean()), abs=near["atol"]
-    )
-    assert found.done == stands.done + 1
+    expected = float((q.double() * (plan @ y.double())).sum(dim=1).mean())
+    assert fit == pytest.approx(expected, abs=near["atol"])
 
 
 # the temperature and its schedule
@@ -111,22 +97,12 @@ def test_the_rows_have_the_target_perplexity_or_the_nearest_in_range(seed, n, m,
     )
 
 
-@given(
-    breadth=st.floats(0.01, 1.0),
-    sharpness=st.floats(1.0, 5.0),
-    rounds=st.integers(2, 80),
-    target=st.integers(1, 10**6),
-)
-def test_the_perplexity_falls_geometrically_from_breadth_to_sharpness(
-    breadth, sharpness, rounds, target
-):
-    schedule = Schedule(breadth=breadth, sharpness=sharpness, rounds=rounds)
-    asked = [target_perplexity(schedule, done, target) for done in range(rounds)]
-    assert asked[0] == pytest.approx(max(breadth * target, sharpness))
-    assert target_perplexity(
-        Schedule(breadth=breadth, sharpness=sharpness, rounds=1), 0, target
-    ) == pytest.approx(asked[0])
-    assert asked[-1] == pytest.approx(sharpness)
+@given(breadth=st.floats(0.01, 10**6), rounds=st.integers(2, 80))
+def test_the_perplexity_falls_geometrically_from_breadth_to_sharpness(breadth, rounds):
+    asked = [target_perplexity(breadth, done, rounds) for done in range(rounds)]
+    assert asked[0] == pytest.approx(max(breadth, SHARPNESS))
+    assert target_perplexity(breadth, 0, 1) == pytest.approx(asked[0])
+    assert asked[-1] == pytest.approx(SHARPNESS)
     ratios = [later / earlier for earlier, later in pairwise(asked)]
     assert max(ratios) <= 1 + 1e-9
     assert ratios == pytest.approx([ratios[0]] * len(ratios))
@@ -146,16 +122,13 @@ def test_flattening_goes_from_the_nearest_orthogonal_map_to_the_overlap_itself()
     )
 
 
-@pytest.mark.parametrize("flattening", [0.5, 1.0])
-def test_without_knowledge_all_rows_are_equal_and_nothing_is_nan(flattening):
-    x, y = unit(1, 20, 5), unit(2, 30, 4)
-    assert map_rows(x, torch.zeros(5, 4), flattening).abs().max() == 0
-    nothing, schedule = torch.zeros(5, 4), Schedule(flattening=flattening)
-    found = anneal_round(x, y, nothing, start_annealing(nothing, target=30), schedule, beat=no_beat)
-    torch.testing.assert_close(
-        found.overlap, x.sum(dim=0)[:, None] * y.mean(dim=0), rtol=0, atol=1e-5
-    )
-    torch.testing.assert_close(found.potential, torch.zeros(30), rtol=0, atol=1e-5)
+def test_without_knowledge_all_rows_are_equal_and_nothing_is_nan():
+    x, y, nothing = unit(1, 20, 5), unit(2, 30, 4), torch.zeros(5, 4)
+    q = map_rows(x, nothing, 0.5)
+    assert q.abs().max() == 0
+    overlap, potential, _ = anneal_round(x, y, q, nothing, torch.zeros(30), 6.0, beat=no_beat)
+    torch.testing.assert_close(overlap, x.sum(dim=0)[:, None] * y.mean(dim=0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(potential, torch.zeros(30), rtol=0, atol=1e-5)
 
 
 # directions of a pool

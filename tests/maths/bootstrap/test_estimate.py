@@ -18,9 +18,8 @@ from app.maths.bootstrap.estimate import (
     Votes,
     answer_credibility,
     attempt_agreement,
-    confirm_pairs,
-    estimate_right,
     pair_confidence,
+    vote,
     wrong_seeds,
 )
 from app.maths.bootstrap.neighbours import graded_map, mutual_partners, no_beat
@@ -28,14 +27,19 @@ from tests.maths.bootstrap.clouds import every, normal, views
 
 seeds = st.integers(0, 2**31)
 NOBODY = torch.empty(0, 2, dtype=torch.int64)
+#: pools without twins
+APART = torch.eye(10), torch.eye(10)
 
 
-def said(x: Tensor, y: Tensor, pairs: Tensor, given: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
-    return confirm_pairs(x, y, pairs, given, half, beat=no_beat)
+@pytest.fixture
+def once(monkeypatch):
+    """One halving, of the first pairs and the others."""
+    monkeypatch.setattr(estimate, "CONFIRMATIONS", 1)
+    monkeypatch.setattr(estimate, "draw_half", lambda pairs, *_: torch.arange(pairs) < pairs // 2)
 
 
-def first_half(pairs: int) -> Tensor:
-    return torch.arange(pairs) < pairs // 2
+def votes_on(x: Tensor, y: Tensor, pairs: Tensor, given: Tensor) -> Votes:
+    return vote(x, y, pairs, given, seed=0, beat=no_beat)
 
 
 def votes_of(confirmed: list[float], ranks: list[float]) -> Votes:
@@ -78,74 +82,51 @@ def test_few_common_rows_are_no_agreement(one, other):
 # confirmation
 
 
-@given(seed=seeds, pairs=st.integers(0, 30))
-def test_each_pair_is_judged_by_the_map_of_the_other_half(seed, pairs):
-    x, y = normal(seed, 30, 4), normal(seed + 1, 40, 5)
+@pytest.mark.parametrize("pairs", [0, 1, 2, 9, 30])
+def test_each_pair_is_judged_by_the_map_of_the_other_half(once, pairs):
+    x, y, seed = normal(1, 30, 4), normal(2, 40, 5), pairs
     generator = torch.Generator().manual_seed(seed)
     claimed = torch.stack(
-        [
-            torch.randperm(30, generator=generator)[:pairs],
-            torch.randperm(40, generator=generator)[:pairs],
-        ],
-        dim=1,
+        [torch.randperm(size, generator=generator)[:pairs] for size in (30, 40)], dim=1
     )
-    half = estimate.draw_half(pairs, 0, seed)
-    chosen, ranks = said(x, y, claimed, claimed[::3], half)
+    half = estimate.draw_half(pairs)
+    votes = votes_on(x, y, claimed, claimed[::3])
     for row, (i, j) in enumerate(claimed.tolist()):
         others = claimed[half != half[row]]
         if not len(others):
-            assert not chosen[row]
-            assert bool(ranks.isnan().all())
+            assert not votes.confirmed[row]
+            assert bool(votes.seed_rank.isnan().all())
             continue
         q = normalize(x @ graded_map(x[others[:, 0]], y[others[:, 1]]).float())
-        assert bool(chosen[row]) == (int(mutual_partners(q, normalize(y), beat=no_beat)[i]) == j)
+        chosen = int(mutual_partners(q, normalize(y), beat=no_beat)[i]) == j
+        assert bool(votes.confirmed[row]) == chosen
         if row % 3 == 0:
             nearness, back = normalize(y) @ q[i], q @ normalize(y)[j]
-            before, behind = (
-                (nearness > nearness[j]).double().mean(),
-                (back > back[i]).double().mean(),
-            )
-            assert float(ranks[row // 3]) == pytest.approx(
-                min(float(before), float(behind)), abs=2 / 30
+            before = float((nearness > nearness[j]).double().mean())
+            behind = float((back > back[i]).double().mean())
+            assert float(votes.seed_rank[row // 3]) == pytest.approx(
+                min(before, behind), abs=2 / 30
             )
 
 
-def test_a_seed_is_ranked_by_a_map_without_it_whether_it_is_a_pair_or_not():
+def test_a_seed_is_ranked_by_a_map_without_it_whether_it_is_a_pair_or_not(once):
     x, y = normal(1, 60, 60), normal(2, 60, 60)
-    _, inside = said(x, y, every(60), every(60), first_half(60))
-    apart = every(60)[:40]
-    _, outside = said(x, y, apart, every(60)[40:], first_half(40))
-    by_itself = normalize(x @ graded_map(x, y).float()) @ normalize(y).T
-    leaked = (by_itself > by_itself.diagonal()[:, None]).double().mean(dim=1)
-    assert float(leaked.median()) == 0.0
+    inside = votes_on(x, y, every(60), every(60)).seed_rank
+    outside = votes_on(x, y, every(60)[:40], every(60)[40:]).seed_rank
     assert float(inside.median()) > 0.1
     assert float(outside.median()) > 0.1
 
 
-def test_a_right_partner_is_not_behind_itself_by_rounding():
+def test_a_right_partner_is_not_behind_itself_by_rounding(once):
     # In a small pool one place is a suspicion: among 18 rows, 1/18 exceeds SUSPECT_RANK.
     for seed in range(0, 60, 3):
         x, y = views(seed, 18, 40, noise=0.0)
-        _, ranks = said(x, y, every(18), every(18), first_half(18))
+        ranks = votes_on(x, y, every(18), every(18)).seed_rank
         table = normalize(x @ graded_map(x[9:], y[9:]).float()).double() @ normalize(y).double().T
         first = (table[:9].argmax(dim=1) == torch.arange(9)) | (
             table[:, :9].argmax(dim=0) == torch.arange(9)
         )
         assert bool((ranks[:9][first] == 0).all())
-
-
-@pytest.mark.parametrize("pairs", [0, 1, 2, 3])
-def test_a_map_of_no_pairs_confirms_nothing(pairs):
-    x, y = views(1, 30)
-    chosen, ranks = said(x, y, every(pairs), every(2), estimate.draw_half(pairs, 0, 0))
-    assert chosen.shape == (pairs,)
-    assert not (pairs < 2 and bool(chosen.any()))
-    # One pair makes one map, which ranks the second seed; no map ranks the first, that pair.
-    assert ranks.isnan().tolist() == [pairs < 2, pairs == 0]
-    votes = Votes(every(pairs), chosen.float(), ranks)
-    told = estimate_right(votes, pair_confidence(votes, 1.0)[chosen], agreed=1.0, chance=None)
-    assert told.seeds_confirmed == float((ranks <= estimate.SUSPECT_RANK).sum()) / 2
-    assert not set(wrong_seeds(votes, every(2))) & set(ranks.isnan().nonzero()[:, 0].tolist())
 
 
 # the estimate
@@ -162,38 +143,19 @@ def test_the_upper_end_of_wilsons_interval_is_scipys(hits, more):
 @given(
     confirmed=st.lists(st.sampled_from([0.0, 1 / 3, 2 / 3, 1.0]), max_size=20),
     ranks=st.lists(st.floats(0, 1, width=32), max_size=8),
-    agreed=st.floats(0, 1),
+    credibility=st.floats(0, 1),
 )
-def test_an_estimate_is_a_share_and_no_more_than_the_seeds_allow(confirmed, ranks, agreed):
+def test_an_estimate_is_a_share_and_no_more_than_the_seeds_allow(confirmed, ranks, credibility):
     votes = votes_of(confirmed, ranks)
-    told = estimate_right(
-        votes, pair_confidence(votes, agreed)[votes.confirmed > 0.5], agreed=agreed, chance=None
-    )
-    hits = int((votes.seed_rank <= estimate.SUSPECT_RANK).sum())
-    assert 0 <= told.right <= estimate.wilson_upper(hits, len(ranks))
-    assert 0 <= told.confirmed <= 1
-    assert told.agreement == agreed
-    assert (
-        math.isnan(told.seeds_confirmed)
-        if not ranks
-        else told.seeds_confirmed == pytest.approx(hits / len(ranks))
-    )
-    assert math.isnan(told.by_chance)
-    sure = pair_confidence(votes, agreed)
+    sure = pair_confidence(votes, credibility)
     assert bool(((sure >= 0) & (sure <= 1)).all())
-
-
-def test_nothing_accepted_is_nothing_right():
-    votes = votes_of([0.0, 1 / 3], [0.0])
-    assert (
-        estimate_right(
-            votes, pair_confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None
-        ).right
-        == 0.0
-    )
-    empty = votes_of([], [])
-    told = estimate_right(empty, pair_confidence(empty, 1.0), agreed=1.0, chance=None)
-    assert (told.right, told.confirmed) == (0.0, 0.0)
+    hits = int((votes.seed_rank <= estimate.SUSPECT_RANK).sum())
+    right = votes.right(sure[votes.confirmed > 0.5])
+    assert 0 <= right <= estimate.wilson_upper(hits, len(ranks))
+    assert right > 0 or not credibility or not bool((votes.confirmed > 0.5).any())
+    assert 0 <= votes.share <= 1
+    expected = pytest.approx(hits / len(ranks)) if ranks else pytest.approx(math.nan, nan_ok=True)
+    assert votes.seeds_confirmed == expected
 
 
 shares = st.floats(0, 1)
@@ -244,20 +206,9 @@ def test_some_confirmed_pairs_are_wrong_where_chance_confirms_many():
 
 
 def test_wrong_seeds_bound_the_estimate():
-    sure = [1.0] * 50
-    votes = votes_of(sure, [0.0] * 20)
-    told = estimate_right(
-        votes, pair_confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None
-    )
-    assert told.right == pytest.approx(estimate.RIGHT_BY_VOTES[-1])
-    assert told.seeds_confirmed == 1.0
-    votes = votes_of(sure, [0.5] * 20)
-    assert (
-        estimate_right(
-            votes, pair_confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None
-        ).right
-        < 0.2
-    )
+    sure = votes_of([1.0] * 50, [0.0] * 20)
+    assert sure.right(pair_confidence(sure, 1.0)) == pytest.approx(estimate.RIGHT_BY_VOTES[-1])
+    assert votes_of([1.0] * 50, [0.5] * 20).right(pair_confidence(sure, 1.0)) < 0.2
 
 
 # wrong seeds
@@ -271,7 +222,7 @@ def test_a_seed_is_wrong_if_it_ranks_low_or_its_item_belongs_to_a_certain_pair()
     # The third is a sum of rows like the first two pairs; the fourth contradicts a pair that some
     # map does not confirm.
     given = torch.tensor([[0, 0], [1, 9], [2, 0], [3, 9], [7, 7]])
-    assert wrong_seeds(votes, given) == [1, 2, 4]
+    assert wrong_seeds(votes, given, *APART) == [1, 2, 4]
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -284,13 +235,13 @@ def test_a_seed_whose_rival_is_a_twin_of_its_own_is_not_called_wrong(side):
     if side == 1:
         certain, seeds = certain.flip(1), seeds.flip(1)
     votes = Votes(certain, torch.ones(2), torch.zeros(2))
-    assert wrong_seeds(votes, seeds) == [0, 1]
+    assert wrong_seeds(votes, seeds, *APART) == [0, 1]
     assert wrong_seeds(votes, seeds, *pools) == [1]
 
 
 def test_seeds_of_unknown_rank_are_not_called_wrong():
-    assert wrong_seeds(Votes(NOBODY, torch.empty(0), torch.full((2,), torch.nan)), every(2)) == []
-    assert wrong_seeds(Votes(NOBODY, torch.empty(0), torch.empty(0)), NOBODY) == []
+    votes = Votes(NOBODY, torch.empty(0), torch.full((2,), torch.nan))
+    assert wrong_seeds(votes, every(2), *APART) == []
 
 
 # the reason of a low estimate

@@ -1,4 +1,4 @@
-"""Who is nearest to whom, streamed, against the whole table in float64."""
+"""Nearest rows and graded maps, streamed, against the whole table in float64."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from app.maths.bootstrap import neighbours
 from app.maths.bootstrap.neighbours import (
-    best_matches,
-    hubness_offsets,
+    CSLS_NEIGHBOURS,
+    DECODE_POWER,
+    LEAST_RIDGE,
+    PAIRS_A_RIDGE,
+    graded_map,
+    learn_and_match,
+    mutual_partners,
     nearest_rows,
+    no_beat,
+    partner_pairs,
 )
-from tests.maths.bootstrap.clouds import interrupt, unit
+from tests.maths.bootstrap.clouds import every, interrupt, normal, rotation, unit
 
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**31)
@@ -30,29 +38,6 @@ def small_tables() -> Iterator[None]:
         yield
 
 
-def corners(seed: int, n: int) -> Tensor:
-    """Rows of an identity matrix, many of them equal: all cosines are exactly 0 or 1."""
-    return torch.eye(4)[torch.randint(4, (n,), generator=torch.Generator().manual_seed(seed))]
-
-
-def everything(q: Tensor, y: Tensor, offset_q: Tensor, offset_y: Tensor) -> Tensor:
-    return 2 * q.double() @ y.double().T - offset_q.double()[:, None] - offset_y.double()
-
-
-@given(seed=seeds, n=sizes, m=sizes, data=st.data())
-def test_hubness_is_the_mean_of_the_largest_cosines_of_rows_and_of_columns(seed, n, m, data):
-    k = data.draw(st.integers(1, min(n, m)))
-    q, y = unit(seed, n, 5), unit(seed + 1, m, 5)
-    table = q.double() @ y.double().T
-    there, back = hubness_offsets(q, y, k)
-    torch.testing.assert_close(
-        there.double(), table.topk(k, dim=1).values.mean(dim=1), atol=1e-6, rtol=0
-    )
-    torch.testing.assert_close(
-        back.double(), table.topk(k, dim=0).values.mean(dim=0), atol=1e-6, rtol=0
-    )
-
-
 @given(seed=seeds, n=sizes, m=sizes, data=st.data())
 def test_nearest_names_rows_that_have_the_largest_cosines(seed, n, m, data):
     k = data.draw(st.integers(1, m))
@@ -64,41 +49,89 @@ def test_nearest_names_rows_that_have_the_largest_cosines(seed, n, m, data):
     assert all(len(set(row)) == k for row in rows.tolist())
 
 
-@given(seed=seeds, n=sizes, m=sizes)
-def test_best_has_the_largest_scores_of_rows_and_columns(seed, n, m):
-    q, y = unit(seed, n, 5), unit(seed + 1, m, 5)
-    offset_q, offset_y = (
-        torch.rand(n, generator=torch.Generator().manual_seed(seed)),
-        torch.linspace(-1, 1, m),
-    )
-    table = everything(q, y, offset_q, offset_y)
-    found = best_matches(q, y, offset_q=offset_q, offset_y=offset_y)
-    largest = table.amax(dim=1)
-    near = {"atol": 1e-5, "rtol": 0.0}
-    torch.testing.assert_close(found.score_q.double(), largest, **near)
-    torch.testing.assert_close(found.score_y.double(), table.amax(dim=0), **near)
-    # The returned row has that score, so it is the best, or one that float32 does not distinguish
-    # from it.
-    torch.testing.assert_close(table[torch.arange(n), found.y_of_q], largest, **near)
-    torch.testing.assert_close(table[found.q_of_y, torch.arange(m)], table.amax(dim=0), **near)
-
-
-@given(seed=seeds, n=sizes, m=sizes)
-def test_of_equal_scores_the_lowest_row_wins_on_both_sides(seed, n, m):
-    q, y = corners(seed, n), corners(seed + 1, m)
-    table = (2 * q @ y.T).tolist()
-    found = best_matches(q, y, offset_q=torch.zeros(n), offset_y=torch.zeros(m))
-    assert found.y_of_q.tolist() == [row.index(max(row)) for row in table]
-    assert found.q_of_y.tolist() == [
-        column.index(max(column)) for column in map(list, zip(*table, strict=True))
-    ]
-
-
 def test_what_a_beat_raises_ends_the_work():
-    q, y = unit(8, 100, 4), unit(9, 50, 4)
     with pytest.raises(KeyboardInterrupt):
-        nearest_rows(q, y, 3, beat=interrupt)
+        nearest_rows(unit(8, 100, 4), unit(9, 50, 4), 3, beat=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        hubness_offsets(q, y, 3, beat=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        best_matches(q, y, offset_q=torch.zeros(100), offset_y=torch.zeros(50), beat=interrupt)
+        mutual_partners(unit(8, 100, 4), unit(9, 50, 4), beat=interrupt)
+
+
+def by_formula(x: Tensor, y: Tensor) -> Tensor:
+    """With an inverse, and a power by eigenvalues, in float64."""
+    x, y = x.double(), y.double()
+    ridge = max(LEAST_RIDGE, len(x) / PAIRS_A_RIDGE)
+    values, vectors = torch.linalg.eigh(y.T @ y + ridge * torch.eye(y.shape[1]).double())
+    inverse = torch.linalg.inv(x.T @ x + ridge * torch.eye(x.shape[1]).double())
+    return inverse @ x.T @ y @ vectors @ torch.diag(values**-DECODE_POWER) @ vectors.T
+
+
+# the map
+
+
+@given(
+    seed=seeds,
+    pairs=st.sampled_from([0, 1, 7, 60, 400]),
+    dx=st.integers(1, 8),
+    dy=st.integers(1, 8),
+)
+def test_the_map_is_its_formula(seed, pairs, dx, dy):
+    x, y = normal(seed, pairs, dx), normal(seed + 1, pairs, dy)
+    torch.testing.assert_close(graded_map(x, y), by_formula(x, y), rtol=1e-6, atol=1e-9)
+
+
+# who chooses whom
+
+
+@given(seed=seeds, n=st.integers(1, 30), m=st.integers(1, 30))
+def test_partners_are_the_largest_of_their_row_and_of_their_column(seed, n, m):
+    q, y = normalize(normal(seed, n, 4)), normalize(normal(seed + 1, m, 4))
+    table, k = q.double() @ y.double().T, min(CSLS_NEIGHBOURS, n, m)
+    scores = (
+        2 * table
+        - table.topk(k, dim=1).values.mean(dim=1)[:, None]
+        - table.topk(k, dim=0).values.mean(dim=0)
+    )
+    found = mutual_partners(q, y, beat=no_beat)
+    expected = [
+        int(scores[i].argmax()) if int(scores[:, int(scores[i].argmax())].argmax()) == i else -1
+        for i in range(n)
+    ]
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("same", [1, 3])
+def test_of_equal_rows_one_has_a_partner(same):
+    rows = torch.eye(4).repeat(same, 1)
+    found = mutual_partners(rows, rows, beat=no_beat)
+    assert found[:4].tolist() == [0, 1, 2, 3]
+    assert bool((found[4:] == -1).all())
+
+
+# both
+
+
+@pytest.mark.parametrize(("known", "rounds"), [(60, 1), (12, 3)])
+def test_a_few_pairs_of_a_rotated_space_find_all_others(known, rounds):
+    x, order = normal(1, 200, 8), torch.randperm(200, generator=torch.Generator().manual_seed(2))
+    y = torch.empty(200, 8)
+    y[order] = x @ rotation(3, 8)
+    pairs = torch.stack([torch.arange(known), order[:known]], dim=1)
+    for _ in range(rounds):
+        found = learn_and_match(x, y, pairs, beat=no_beat)
+        pairs = partner_pairs(found)
+    assert torch.equal(found, order)
+
+
+def test_the_lengths_of_target_rows_that_are_no_pairs_do_not_matter():
+    x, y = normal(1, 60, 8), normal(2, 60, 6)
+    longer = y.clone()
+    longer[20:] *= torch.linspace(0.1, 30.0, 40)[:, None]
+    one, other = (learn_and_match(x, side, every(60)[:20], beat=no_beat) for side in (y, longer))
+    assert torch.equal(one, other)
+
+
+def test_no_pairs_lead_to_no_more_than_one():
+    found = learn_and_match(
+        normal(1, 30, 5), normal(2, 40, 4), torch.empty(0, 2, dtype=torch.int64), beat=no_beat
+    )
+    assert len(partner_pairs(found)) <= 1

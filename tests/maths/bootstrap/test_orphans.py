@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.maths.bootstrap import estimate
-from app.maths.bootstrap.estimate import (
+from app.maths.bootstrap import orphans
+from app.maths.bootstrap.neighbours import learn_and_match
+from app.maths.bootstrap.orphans import (
     DOUBTFUL_SHARE,
     FINDABLE_SHARE,
     OrphanTrials,
-    run_trial,
+    run_trials,
     share_with_partner,
 )
-from app.maths.bootstrap.neighbours import learn_and_match, no_beat
+from app.maths.bootstrap.pools import Progress, ignore_step
 from tests.maths.bootstrap.clouds import every, normal, views
 
 shares = st.floats(0, 1)
@@ -39,11 +40,12 @@ def test_the_share_with_a_partner_solves_its_equation(given_share, paired):
         )
 
 
+def tried(x: Tensor, y: Tensor, pairs: Tensor) -> OrphanTrials:
+    return run_trials(x, y, pairs, seed=0, progress=Progress(ignore_step, 16))
+
+
 def orphaned(x: Tensor, y: Tensor, pairs: Tensor) -> float:
-    tried = OrphanTrials()
-    while tried.needs_another(len(pairs), 1.0):
-        tried = run_trial(x, y, pairs, tried, seed=0, beat=no_beat)
-    return tried.share
+    return tried(x, y, pairs).share
 
 
 def test_orphans_find_their_partners_twin_and_seldom_others():
@@ -79,17 +81,17 @@ def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
     monkeypatch,
 ):
     x, y = views(1, 120, 4)
-    claimed = run_trial(x, y, every(120), OrphanTrials(), seed=0, beat=no_beat).paired
+    claimed = tried(x, y, every(120)).paired
     assert claimed > 0
     calls = []
 
     def only_the_first(*arguments: Any, **more: Any) -> Tensor:
         calls.append(arguments)
         partner = learn_and_match(*arguments, **more)
-        return partner if len(calls) == 1 else torch.full_like(partner, -1)
+        return partner if len(calls) % 4 == 1 else torch.full_like(partner, -1)
 
-    monkeypatch.setattr(estimate, "learn_and_match", only_the_first)
-    assert run_trial(x, y, every(120), OrphanTrials(), seed=0, beat=no_beat).paired == 0
+    monkeypatch.setattr(orphans, "learn_and_match", only_the_first)
+    assert tried(x, y, every(120)).paired == 0
 
 
 @pytest.mark.parametrize("pairs", [0, 7])
@@ -104,18 +106,18 @@ def test_too_few_pairs_have_no_orphans(pairs):
     given_share=st.floats(0.01, 1),
 )
 def test_a_doubtful_result_reports_its_lower_bound(pairs, made, share, given_share):
-    tried = OrphanTrials(3, made, round(share * made))
+    trials = OrphanTrials(3, made, round(share * made))
     right, likely = (
-        tried.right_share(pairs, given_share),
-        share_with_partner(given_share, tried.share),
+        trials.right_share(pairs, given_share),
+        share_with_partner(given_share, trials.share),
     )
     assert 0 <= right <= likely
     if likely >= DOUBTFUL_SHARE:
         assert right == likely
-    elif 0 < tried.share < 0.95 and likely > 0:
+    elif 0 < trials.share < 0.95 and likely > 0:
         assert right < likely
         assert (
             right
-            <= OrphanTrials(3, made * 10, tried.paired * 10).right_share(pairs * 10, given_share)
+            <= OrphanTrials(3, made * 10, trials.paired * 10).right_share(pairs * 10, given_share)
             + 1e-9
         )  # of more, more is known

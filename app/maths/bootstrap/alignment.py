@@ -1,8 +1,7 @@
 """A map between two pools that have nothing known in common, and pairs that are made with it.
 
 1. Both pools are divided into two halves at random. An attempt aligns a half of x with a half of y:
-   independent components of both, matched by how they relate (components.py), give a
-   first map; neighbours refine it.
+   matched components of both (components.py) give a first map; neighbours refine it.
 2. Attempts alternate between the halves until one of each half agrees with one of the other
    (`compare_maps`). The halves share no item: there are many wrong maps and they differ,
    but only one right one.
@@ -29,43 +28,44 @@ found_again  the share of rows whose translation by one map is nearest to its ow
 agreement    the share of rows for which both maps choose the same nearest row of y. It falls with
              the noise of the maps, which costs right ones a few rows too.
 
-right = found_again agreement^(1/8). It is compared with the truth in tests/maths/alignment.
+right = found_again agreement^(1/8). It is compared with the truth in tests/maths/bootstrap.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.alignment.components import independent_components, match_components
 from app.maths.bootstrap.annealing import principal_directions
+from app.maths.bootstrap.components import DRAWS, first_overlap
 from app.maths.bootstrap.neighbours import (
     CSLS_NEIGHBOURS,
     Beat,
     nearest_rows,
     no_beat,
     product_blocks,
+    random_rows,
 )
-from app.maths.bootstrap.pools import OnStep, Step, ignore_step
+from app.maths.bootstrap.pools import OnStep, Progress, ignore_step
 
 #: Numbers that are averaged at a time.
 NUMBERS_PER_MEAN = 2**22
 
 
-@dataclass(frozen=True)
-class Rounds:
+class Stage(NamedTuple):
     """A stage of the refinement.
 
-    count       rounds
+    rounds      their number
     rows        random rows of each pool that take part in a round
     neighbours  of a row that are averaged
     """
 
-    count: int
+    rounds: int
     rows: int
     neighbours: int
 
@@ -81,20 +81,17 @@ def refine(
     x: Float32[Tensor, "n dx"],
     y: Float32[Tensor, "m dy"],
     rotation: Float32[Tensor, "dx dy"],
-    rounds: Rounds,
+    stage: Stage,
     *,
     seed: int,
     beat: Beat = no_beat,
 ) -> Float32[Tensor, "dx dy"]:
-    """The map after some rounds on random rows of both pools, which are unit rows."""
+    """The map after a stage on random rows of both pools, which are unit rows."""
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(rounds.count):
-        some_x, some_y = (
-            side[torch.randperm(len(side), generator=generator)[: rounds.rows].to(side.device)]
-            for side in (x, y)
-        )
+    for _ in range(stage.rounds):
+        some_x, some_y = (random_rows(side, stage.rows, generator) for side in (x, y))
         mapped = normalize(some_x @ rotation)
-        of_x, of_y = neighbours(mapped, some_y, rounds.neighbours, beat=beat)
+        of_x, of_y = neighbours(mapped, some_y, stage.neighbours, beat=beat)
         overlap = some_x.T @ normalize(mean_rows(some_y, of_x))
         overlap += normalize(mean_rows(some_x, of_y)).T @ some_y
         rotation = orthogonal(overlap)
@@ -159,10 +156,7 @@ def compare_maps(
     """Compare two maps on random rows; rows of both pools are unit rows."""
     generator = torch.Generator().manual_seed(seed)
     index = min(ESTIMATE_ROWS, len(x), len(y))
-    some_x, some_y = (
-        side[torch.randperm(len(side), generator=generator)[:index].to(side.device)]
-        for side in (x, y)
-    )
+    some_x, some_y = (random_rows(side, index, generator) for side in (x, y))
     first, second = (normalize(some_x @ each) for each in maps)
     rows = torch.arange(index, device=x.device)
     chosen = torch.cat(
@@ -202,17 +196,13 @@ def _ranks(
 
 #: Estimated share of right items that ends the search.
 ENOUGH_RIGHT = 0.5
-#: Steps of an attempt without its draws, and after the attempts.
-STAGES, LAST_STEPS = 2, 2
+#: Steps of an attempt: the draws of components and two stages. And after the attempts.
+ATTEMPT_STEPS, LAST_STEPS = DRAWS + 2, 2
 #: Fewest rows of a pool.
 FEWEST_ALIGNED_ROWS = 1_000
-#: Rows that the components of one draw are computed from, and fewest rows of a component.
-COMPONENT_ROWS, ROWS_PER_COMPONENT = 15_000, 30
-#: Starts of one quadratic assignment.
-MATCHING_STARTS = 20
 #: The stages of an attempt, on halves and on the whole pools, and of the final refinement.
-HALF_STAGE, WHOLE_STAGE = Rounds(16, 4_000, 20), Rounds(12, 6_000, 10)
-FINAL_STAGE = Rounds(6, 16_000, 10)
+HALF_STAGE, WHOLE_STAGE = Stage(16, 4_000, 20), Stage(12, 6_000, 10)
+FINAL_STAGE = Stage(6, 16_000, 10)
 #: Leading directions that wider pools are reduced to.
 MAX_ALIGNED_DIMENSIONS = 512
 #: Neighbours of a made pair that are averaged.
@@ -221,17 +211,9 @@ MADE_NEIGHBOURS = 10
 
 @dataclass(frozen=True)
 class AlignmentSettings:
-    """The settings of an alignment.
-
-    attempts    most attempts, of both halves together
-    components  of each pool in a draw; fewer in small pools
-    draws       of components in an attempt, from different rows; their matchings are added
-    size        made pairs
-    """
+    """The settings of an alignment: most attempts, of both halves together, and made pairs."""
 
     attempts: int = 4
-    components: int = 140
-    draws: int = 3
     size: int = 4_096
     seed: int = 0
 
@@ -277,129 +259,72 @@ def align_pools(
     on_step  called several times a second; the steps have no checkpoints
     Deterministic for equal inputs, settings, device and number of threads.
     """
-    search = _Search(x, y, y, settings, on_step)
-    search.x, search.y = (_narrow(side, search.beat) for side in (x, y))
-    return search.run()
-
-
-@dataclass(eq=False)
-class _Search:
-    """The attempts so far, and the two that agree best.
-
-    whole     the target's rows in all dimensions
-    done      steps
-    agreeing  the two maps that `best` compares
-    """
-
-    x: Float32[Tensor, "n rx"]
-    y: Float32[Tensor, "m ry"]
-    whole: Float32[Tensor, "m dy"]
-    settings: AlignmentSettings
-    on_step: OnStep
-    done: int = 0
-    maps: list[Tensor] = field(default_factory=list)
-    best: AlignmentEstimate | None = None
-    agreeing: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def total(self) -> int:
-        """Steps: the draws and stages of the attempts, and the final stage and pairs."""
-        return self.settings.attempts * (self.settings.draws + STAGES) + LAST_STEPS
-
-    def beat(self) -> None:
-        self.on_step(Step(self.done, self.total, self._facts()))
-
-    def run(self) -> Alignment:
-        settings = self.settings
-        for attempt in range(settings.attempts):
-            found = self._attempt(attempt)
-            for other in self.maps[(attempt + 1) % 2 :: 2]:
-                self._compare(other, found)
-            self.maps.append(found)
-            if self.best is not None and self.best.right >= ENOUGH_RIGHT:
+    progress = Progress(on_step, settings.attempts * ATTEMPT_STEPS + LAST_STEPS)
+    beat, whole = progress.beat, y
+    x, y = (_narrow(side, beat) for side in (x, y))
+    maps: list[Float32[Tensor, "dx dy"]] = []
+    found: list[tuple[AlignmentEstimate, Tensor]] = []
+    for attempt in range(settings.attempts):
+        rotation = _attempt(x, y, attempt, settings.seed, progress)
+        # Those of the other halves.
+        for other in maps[(attempt + 1) % 2 :: 2]:
+            estimate = compare_maps(x, y, (other, rotation), seed=settings.seed, beat=beat)
+            found.append((estimate, other + rotation))
+        maps.append(rotation)
+        best, mean = max(found, key=lambda each: each[0].right, default=(None, rotation))
+        if best is not None:
+            progress.facts = {"right": best.right}
+            if best.right >= ENOUGH_RIGHT:
                 break
-        assert self.best is not None
-        assert self.agreeing is not None
-        self.done = self.total - LAST_STEPS
-        rotation = self._refine(
-            self.x, self.y, orthogonal(self.agreeing[0] + self.agreeing[1]), FINAL_STAGE, seed=0
-        )
-        made = self._make_pairs(rotation)
-        self._step()
-        return Alignment(rotation, self.best, made, len(self.maps))
+    assert best is not None
+    progress.done = progress.total - LAST_STEPS
+    rotation = refine(x, y, orthogonal(mean), FINAL_STAGE, seed=0, beat=beat)
+    progress.step()
+    made = _make_pairs(x, y, whole, rotation, settings, beat)
+    progress.step()
+    return Alignment(rotation, best, made, len(maps))
 
-    def _attempt(self, attempt: int) -> Float32[Tensor, "dx dy"]:
-        """The map that one attempt finds between halves of both pools."""
-        first, second = (
-            _half(side, attempt % 2, seed=self.settings.seed + of)
-            for of, side in enumerate((self.x, self.y))
-        )
-        rotation = orthogonal(self._first_overlap(first, second, attempt))
-        rotation = self._refine(first, second, rotation, HALF_STAGE, seed=attempt)
-        return self._refine(self.x, self.y, rotation, WHOLE_STAGE, seed=100 + attempt)
 
-    def _first_overlap(
-        self, x: Float32[Tensor, "n dx"], y: Float32[Tensor, "m dy"], attempt: int
-    ) -> Float32[Tensor, "dx dy"]:
-        """Sum p_a w_ab p_b^T over matched components a of x and b of y, and over draws."""
-        settings = self.settings
-        overlap = x.new_zeros(x.shape[1], y.shape[1])
-        generator = torch.Generator().manual_seed(settings.seed + 7 * attempt)
-        for draw in range(settings.draws):
-            drawn = [
-                side[torch.randperm(len(side), generator=generator)[:COMPONENT_ROWS].to(x.device)]
-                for side in (x, y)
-            ]
-            count = min(settings.components, *(len(rows) // ROWS_PER_COMPONENT for rows in drawn))
-            of_x, of_y = (
-                independent_components(
-                    rows, count, seed=100 * attempt + 2 * draw + side, beat=self.beat
-                )
-                for side, rows in enumerate(drawn)
-            )
-            matched = match_components(
-                of_x, of_y, starts=MATCHING_STARTS, seed=draw, beat=self.beat
-            )
-            weight = torch.from_numpy(matched.weight).to(x)[:, None]
-            overlap += (of_x.prototypes[matched.a] * weight).T @ of_y.prototypes[matched.b]
-            self._step()
-        return overlap
+def _attempt(
+    x: Float32[Tensor, "n dx"],
+    y: Float32[Tensor, "m dy"],
+    attempt: int,
+    seed: int,
+    progress: Progress,
+) -> Float32[Tensor, "dx dy"]:
+    """The map that one attempt finds between halves of both pools."""
+    first, second = (_half(side, attempt % 2, seed=seed + of) for of, side in enumerate((x, y)))
+    overlap = first_overlap(
+        first, second, seed=seed + attempt, on_draw=progress.step, beat=progress.beat
+    )
+    rotation = refine(
+        first, second, orthogonal(overlap), HALF_STAGE, seed=attempt, beat=progress.beat
+    )
+    progress.step()
+    rotation = refine(x, y, rotation, WHOLE_STAGE, seed=100 + attempt, beat=progress.beat)
+    progress.step()
+    return rotation
 
-    def _refine(
-        self,
-        x: Float32[Tensor, "n dx"],
-        y: Float32[Tensor, "m dy"],
-        rotation: Float32[Tensor, "dx dy"],
-        rounds: Rounds,
-        *,
-        seed: int,
-    ) -> Float32[Tensor, "dx dy"]:
-        refined = refine(x, y, rotation, rounds, seed=seed, beat=self.beat)
-        self._step()
-        return refined
 
-    def _compare(self, one: Tensor, other: Tensor) -> None:
-        estimate = compare_maps(
-            self.x, self.y, (one, other), seed=self.settings.seed, beat=self.beat
-        )
-        if self.best is None or estimate.right > self.best.right:
-            self.best, self.agreeing = estimate, (one, other)
+def _make_pairs(
+    x: Float32[Tensor, "n rx"],
+    y: Float32[Tensor, "m ry"],
+    whole: Float32[Tensor, "m dy"],
+    rotation: Float32[Tensor, "rx ry"],
+    settings: AlignmentSettings,
+    beat: Beat,
+) -> MadePairs:
+    """Pairs of random rows of x.
 
-    def _make_pairs(self, rotation: Float32[Tensor, "rx ry"]) -> MadePairs:
-        generator = torch.Generator().manual_seed(self.settings.seed)
-        order = torch.randperm(len(self.x), generator=generator)[: self.settings.size]
-        rows = order.sort().values.to(self.x.device)
-        mapped = normalize(self.x[rows] @ rotation)
-        nearest, _ = neighbours(mapped, self.y, MADE_NEIGHBOURS, beat=self.beat)
-        weights = (normalize(mean_rows(self.y, nearest)) * mapped).sum(dim=1).clamp_min(0)
-        return MadePairs(rows, normalize(mean_rows(self.whole, nearest)), weights)
-
-    def _step(self) -> None:
-        self.done += 1
-        self.beat()
-
-    def _facts(self) -> dict[str, float]:
-        return {} if self.best is None else {"right": self.best.right}
+    whole  y in all its dimensions
+    """
+    generator = torch.Generator().manual_seed(settings.seed)
+    order = torch.randperm(len(x), generator=generator)[: settings.size]
+    rows = order.sort().values.to(x.device)
+    mapped = normalize(x[rows] @ rotation)
+    nearest, _ = neighbours(mapped, y, MADE_NEIGHBOURS, beat=beat)
+    weights = (normalize(mean_rows(y, nearest)) * mapped).sum(dim=1).clamp_min(0)
+    return MadePairs(rows, normalize(mean_rows(whole, nearest)), weights)
 
 
 def _half(side: Float32[Tensor, "n d"], which: int, *, seed: int) -> Float32[Tensor, "h d"]:

@@ -1,4 +1,5 @@
-"""Independent components of a pool: directions that two encoders of the same texts share.
+"""A first overlap of two pools without any pair: independent components, which two encoders of the
+same texts share, matched by how they relate.
 
 A pool of embeddings is whitened in its leading principal directions and rotated until its
 coordinates are as independent as possible (FastICA). The rotation depends on the distribution of
@@ -9,12 +10,11 @@ Sources: Hyvarinen 1999, "Fast and robust fixed-point algorithms for independent
 analysis"; Yamagiwa, Oyama and Shimodaira 2023, "Discovering universal geometry in embeddings with
 ICA" (the components of encoders correspond; there with pairs).
 
-Matches the components of two pools by how they relate to each other: a quadratic assignment.
-
-Maximises sum over tables t of tr(A_t P B_t^T P^T) + <L, P> over permutations P, where A_t and B_t
-are the components' tables and L compares their signatures; by FAQ from many starts; the best one
-counts. Source: Vogelstein et al. 2015, "Fast approximate quadratic programming for graph
-matching", here for several tables and unequal numbers of components.
+The matching is a quadratic assignment. It maximises sum over tables t of tr(A_t P B_t^T P^T) +
+<L, P> over permutations P, where A_t and B_t are the components' tables and L compares their
+signatures; by FAQ from many starts; the best one counts. Source: Vogelstein et al. 2015, "Fast
+approximate quadratic programming for graph matching", here for several tables and unequal numbers
+of components.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap.annealing import NEGLIGIBLE_VARIANCE
-from app.maths.bootstrap.neighbours import Beat, no_beat
+from app.maths.bootstrap.neighbours import Beat, no_beat, random_rows
 
 #: Rounds of FastICA, and the smallest cosine between two rounds' rotations that ends it. More
 #: rounds only move components that are noise.
@@ -42,6 +42,44 @@ SMALLEST_SHARE = 1e-4
 LARGEST_MOMENT = 6.0
 #: Quantiles of an activation that are its signature.
 SIGNATURE = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999)
+
+
+#: Draws of rows whose matchings are added.
+DRAWS = 3
+#: Components of each pool in a draw; fewer in small pools.
+COMPONENTS = 140
+#: Rows that the components of one draw are computed from, and fewest rows of a component.
+COMPONENT_ROWS, ROWS_PER_COMPONENT = 15_000, 30
+#: Starts of one quadratic assignment.
+MATCHING_STARTS = 20
+
+
+def first_overlap(
+    x: Float32[Tensor, "n dx"],
+    y: Float32[Tensor, "m dy"],
+    *,
+    seed: int,
+    beat: Beat,
+    on_draw: Beat = no_beat,
+) -> Float32[Tensor, "dx dy"]:
+    """Sum p_a w_ab p_b^T over matched components a of x and b of y, and over draws; x and y unit
+    rows.
+    """
+    overlap = x.new_zeros(x.shape[1], y.shape[1])
+    generator = torch.Generator().manual_seed(seed)
+    for draw in range(DRAWS):
+        drawn = [random_rows(side, COMPONENT_ROWS, generator) for side in (x, y)]
+        fewest = min(len(rows) // ROWS_PER_COMPONENT for rows in drawn)
+        count = max(1, min(COMPONENTS, fewest))
+        of_x, of_y = (
+            independent_components(rows, count, seed=100 * seed + 2 * draw + side, beat=beat)
+            for side, rows in enumerate(drawn)
+        )
+        matched = match_components(of_x, of_y, starts=MATCHING_STARTS, seed=draw, beat=beat)
+        weight = torch.from_numpy(matched.weight).to(x)[:, None]
+        overlap += (of_x.prototypes[matched.a] * weight).T @ of_y.prototypes[matched.b]
+        on_draw()
+    return overlap
 
 
 @dataclass(frozen=True, eq=False)

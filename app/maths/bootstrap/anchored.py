@@ -21,8 +21,8 @@ from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.alignment.alignment import orthogonal
-from app.maths.bootstrap.neighbours import Beat, nearest_rows, no_beat
+from app.maths.bootstrap.alignment import orthogonal
+from app.maths.bootstrap.neighbours import Beat, nearest_rows, no_beat, random_rows
 from app.maths.bootstrap.pools import fit_pools, mean_and_distance
 from app.maths.geometry.space import Space, fit_space
 from app.maths.quality.metrics import cosine_blocks, search, shared_count, unit
@@ -39,24 +39,16 @@ CORRECTION_RIDGE = 3.0
 INDEX_ROWS, COMPARED_NEIGHBOURS = 2_000, 10
 
 
-@dataclass(frozen=True)
-class AnchoredSettings:
-    """The settings of an alignment by anchors.
-
-    stages         rounds, and random rows of each side that take part in each of them
-    power          the power of a direction's variance that its coordinate keeps: 1 as it is, 0
-                   whitened
-    neighbours     of a row on the other side; two rows are joined if each is among the other's
-    anchor_weight  weight of all anchors together, as a share of that of all joined rows
-    folds          of the anchors, when the map is judged
-    """
-
-    stages: tuple[tuple[int, int], ...] = ((36, 4_000), (2, 8_000))
-    power: float = 0.75
-    neighbours: int = 30
-    anchor_weight: float = 0.1
-    folds: int = 3
-    seed: int = 0
+#: Rounds, and random rows of each side that take part in each of them.
+STAGES = ((36, 4_000), (2, 8_000))
+#: The power of a direction's variance that its coordinate keeps: 1 as it is, 0 whitened.
+POWER = 0.75
+#: Neighbours of a row on the other side; two rows are joined if each is among the other's.
+NEIGHBOURS = 30
+#: Weight of all anchors together, as a share of that of all joined rows.
+ANCHOR_WEIGHT = 0.1
+#: Folds of the anchors, when the map is judged.
+FOLDS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +95,7 @@ class AnchoredAlignment:
 
 @torch.no_grad()
 def align_by_anchors(
-    given: KnownAndUnpaired, settings: AnchoredSettings, *, beat: Beat = no_beat
+    given: KnownAndUnpaired, *, seed: int = 0, beat: Beat = no_beat
 ) -> AnchoredAlignment:
     """Align, judge by held-out anchors, and return the better translator.
 
@@ -111,26 +103,23 @@ def align_by_anchors(
     raise the recall by more than its standard error, the result is the translator of the anchors
     alone.
     Deterministic for equal inputs, settings, device and number of threads. Needs at least
-    2 `settings.folds` anchors. Raises as `fit_space`.
+    2 FOLDS anchors. Raises as `fit_space`.
     """
-    generator = torch.Generator().manual_seed(settings.seed)
+    generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(given.known_x), generator=generator)
     drawn = given.y[torch.randperm(len(given.y), generator=generator)[:INDEX_ROWS]]
     measures = []
-    for fold in range(settings.folds):
-        held_out = order[fold :: settings.folds]
+    for fold in range(FOLDS):
+        held_out = order[fold::FOLDS]
         training = given.with_anchors(order[~torch.isin(order, held_out)])
-        translators = (
-            fit_with_unpaired(training, settings, beat=beat),
-            fit_alone(training),
-        )
+        translators = fit_with_unpaired(training, seed=seed, beat=beat), fit_alone(training)
         judged = given.with_anchors(held_out)
         measures.append(torch.stack([_measure(each, judged, drawn) for each in translators]))
     aligned, alone = torch.cat(measures, dim=2)
     gain = aligned[0] - alone[0]
     better = bool(gain.mean() > gain.std() / len(gain) ** 0.5)
     return AnchoredAlignment(
-        fit_with_unpaired(given, settings, beat=beat) if better else fit_alone(given),
+        fit_with_unpaired(given, seed=seed, beat=beat) if better else fit_alone(given),
         better,
         recall=float(aligned[0].mean()),
         recall_alone=float(alone[0].mean()),
@@ -142,7 +131,7 @@ def align_by_anchors(
 
 @torch.no_grad()
 def fit_with_unpaired(
-    given: KnownAndUnpaired, settings: AnchoredSettings, *, beat: Beat = no_beat
+    given: KnownAndUnpaired, *, seed: int = 0, beat: Beat = no_beat
 ) -> Translator:
     """The translator by anchors and unpaired vectors, about the means of both together; raises as
     `fit_space`.
@@ -153,7 +142,7 @@ def fit_with_unpaired(
         for known, rows in ((given.known_x, given.x), (given.known_y, given.y))
     )
     pools = fit_pools(x, y, beat=beat)
-    matrix = rotate(pools.x, pools.y, k, settings, beat=beat).double()
+    matrix = rotate(pools.x, pools.y, k, seed=seed, beat=beat).double()
     matrix = correct(matrix, pools.x[:k].double(), pools.y[:k].double())
     source, target = (_serving_space(side, beat) for side in (x, y))
     return make_translator(source, target, matrix)
@@ -186,46 +175,42 @@ def rotate(
     x: Float32[Tensor, "n dx"],
     y: Float32[Tensor, "m dy"],
     known: int,
-    settings: AnchoredSettings,
     *,
+    seed: int,
     beat: Beat = no_beat,
 ) -> Float32[Tensor, "dx dy"]:
     """The map T = W_x R W_y^-1 (d_x, d_y) of centred unit rows, R orthogonal, W partial whitening.
 
     known  the first rows of x and y are anchors: row i of both is the same item
     """
-    whitening_x, _ = partial_whitening(x, settings.power, beat=beat)
-    whitening_y, back = partial_whitening(y, settings.power, beat=beat)
+    whitening_x, _ = partial_whitening(x, beat=beat)
+    whitening_y, back = partial_whitening(y, beat=beat)
     x, y = normalize(x @ whitening_x), normalize(y @ whitening_y)
     anchors = x[:known].T @ y[:known]
     rotation = orthogonal(anchors)
-    generator = torch.Generator().manual_seed(settings.seed)
-    for rounds, rows in settings.stages:
+    generator = torch.Generator().manual_seed(seed)
+    for rounds, rows in STAGES:
         for _ in range(rounds):
-            some_x, some_y = (
-                side[torch.randperm(len(side), generator=generator)[:rows].to(side.device)]
-                for side in (x, y)
-            )
-            joined = mutual_neighbours(
-                normalize(some_x @ rotation), some_y, settings.neighbours, beat=beat
-            )
-            overlap = some_x.T @ _sums(joined, some_y, len(some_x))
-            weight = settings.anchor_weight * max(1, joined.shape[1]) / known
+            some_x, some_y = (random_rows(side, rows, generator) for side in (x, y))
+            mapped = normalize(some_x @ rotation)
+            joined = mutual_neighbours(mapped, some_y, NEIGHBOURS, beat=beat)
+            overlap = some_x[joined[0]].T @ some_y[joined[1]]
+            weight = ANCHOR_WEIGHT * max(1, joined.shape[1]) / known
             rotation = orthogonal(overlap + weight * anchors)
     return whitening_x @ rotation @ back
 
 
 def partial_whitening(
-    unit: Float32[Tensor, "n d"], power: float, *, beat: Beat = no_beat
+    unit: Float32[Tensor, "n d"], *, beat: Beat = no_beat
 ) -> tuple[Float32[Tensor, "d r"], Float32[Tensor, "r d"]]:
-    """W = V diag(v)^((power - 1) / 2) of centred unit rows, and its pseudo-inverse; V diag(v) V^T
+    """W = V diag(v)^((POWER - 1) / 2) of centred unit rows, and its pseudo-inverse; V diag(v) V^T
     is their covariance in its leading directions, MAX_DIRECTIONS at most.
     """
     beat()
     values, vectors = torch.linalg.eigh((unit.T @ unit).double() / len(unit))
     values, vectors = values[-MAX_DIRECTIONS:], vectors[:, -MAX_DIRECTIONS:]
     values = values.clamp_min(float(values[-1]) * LEAST_VARIANCE)
-    scale = (values / values.mean()) ** ((power - 1) / 2)
+    scale = (values / values.mean()) ** ((POWER - 1) / 2)
     return (vectors * scale).float(), (vectors / scale).T.float()
 
 
@@ -241,13 +226,6 @@ def mutual_neighbours(
     pairs, count = torch.unique(torch.cat([rows.flatten(), columns.flatten()]), return_counts=True)
     both = pairs[count == 2]
     return torch.stack([both // len(y), both % len(y)])
-
-
-def _sums(
-    joined: Int64[Tensor, "2 p"], y: Float32[Tensor, "m d"], count: int
-) -> Float32[Tensor, "n d"]:
-    """For each of `count` rows the sum of the rows of y that it is joined with."""
-    return y.new_zeros(count, y.shape[1]).index_add_(0, joined[0], y[joined[1]])
 
 
 def fit_alone(given: KnownAndUnpaired) -> Translator:

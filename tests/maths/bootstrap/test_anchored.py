@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,14 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.alignment import anchored
-from app.maths.alignment.anchored import AnchoredSettings, KnownAndUnpaired
+from app.maths.bootstrap import anchored
+from app.maths.bootstrap.anchored import KnownAndUnpaired
 from app.maths.quality.metrics import item_metrics
 from app.maths.translators.translator import Translator, apply
 from tests.maths.bootstrap.clouds import normal, rotation, unit
 
 D, TOPICS = 24, 60
-SETTINGS = AnchoredSettings(stages=((10, 600), (2, 900)), neighbours=10)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_rounds() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anchored, "STAGES", ((10, 600), (2, 900)))
+        patch.setattr(anchored, "NEIGHBOURS", 10)
+        yield
 
 
 def items(seed: int, count: int) -> Tensor:
@@ -50,14 +58,14 @@ def recall(translator: Translator) -> float:
 
 
 def test_unpaired_vectors_of_different_items_help_a_few_anchors() -> None:
-    aligned = anchored.fit_with_unpaired(given(), SETTINGS)
+    aligned = anchored.fit_with_unpaired(given())
     alone = anchored.fit_alone(given())
     assert recall(aligned) > 0.75
     assert recall(alone) < 0.5
 
 
 def test_the_held_out_anchors_take_what_helps() -> None:
-    found = anchored.align_by_anchors(given(), SETTINGS)
+    found = anchored.align_by_anchors(given())
     assert found.aligned
     assert found.recall > found.recall_alone
     assert recall(found.translator) > 0.75
@@ -65,7 +73,7 @@ def test_the_held_out_anchors_take_what_helps() -> None:
 
 def test_unpaired_vectors_of_noise_are_left_out() -> None:
     noise = replace(given(100), x=normal(20, 900, D), y=normal(21, 1_000, 32))
-    found = anchored.align_by_anchors(noise, SETTINGS)
+    found = anchored.align_by_anchors(noise)
     assert not found.aligned
     alone = anchored.fit_alone(noise)
     assert torch.equal(found.translator.decoder.matrix, alone.decoder.matrix)
@@ -82,9 +90,9 @@ def test_no_held_out_anchor_is_seen_by_the_map_that_it_judges(
         return fits(training, *others, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(anchored, "fit_with_unpaired", fit)
-    anchored.align_by_anchors(full, SETTINGS)
+    anchored.align_by_anchors(full)
     *folds, last = judged
-    assert len(folds) == SETTINGS.folds
+    assert len(folds) == anchored.FOLDS
     assert last is full
     left_out = torch.zeros(len(full.known_x))
     for training in folds:
@@ -93,15 +101,10 @@ def test_no_held_out_anchor_is_seen_by_the_map_that_it_judges(
     assert bool((left_out == 1).all())
 
 
-def test_rotations_are_recovered_from_anchors_alone_where_these_span_the_space() -> None:
-    x, turn = unit(1, 400, 12), rotation(2, 12)
-    settings = replace(SETTINGS, stages=())
-    torch.testing.assert_close(anchored.rotate(x, x @ turn, 400, settings), turn, atol=1e-4, rtol=0)
-
-
-def test_whitening_and_its_inverse() -> None:
+def test_whitening_and_its_inverse(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = unit(3, 500, 8) * torch.arange(1, 9)
-    there, back = anchored.partial_whitening(rows, 0.5)
+    monkeypatch.setattr(anchored, "POWER", 0.5)
+    there, back = anchored.partial_whitening(rows)
     torch.testing.assert_close(there @ back, torch.eye(8), atol=1e-4, rtol=0)
     covariance, after = rows.T @ rows, (rows @ there).T @ (rows @ there)
     before, spread = (torch.linalg.eigvalsh(each) for each in (covariance, after))
