@@ -15,13 +15,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap import neighbours as matching
-from app.maths.bootstrap.neighbours import BestMatches, no_beat
+from app.maths.bootstrap.neighbours import csls_factors, no_beat, product_blocks
 from app.maths.bootstrap.pools import Pools
 from app.maths.geometry.spectrum import rank_tolerance
 from research.grown_pairs import GrownPairs, check_seeds
-
-#: Neighbours that the means of CSLS cover.
-NEIGHBOURS = 10
 
 
 @dataclass(frozen=True)
@@ -114,36 +111,43 @@ def match_drawn(
 
     keep  the probability that a similarity is drawn, the same ones from both sides
     """
-    k = min(NEIGHBOURS, len(pools.x), len(pools.y))
-    there, _ = matching.nearest_rows(translated, pools.y, k)
-    back, _ = matching.nearest_rows(pools.y, translated, k)
-    objective = float(there[:, 0].double().mean() + back[:, 0].double().mean()) / 2
-    near_x, near_y = there.mean(dim=1), back.mean(dim=1)
-    found = BestMatches(
-        torch.empty(len(translated), dtype=torch.int64, device=pools.device),
-        torch.empty_like(near_x),
-        torch.zeros(len(pools.y), dtype=torch.int64, device=pools.device),
-        torch.full_like(near_y, -torch.inf),
-    )
-    # The product includes the offsets, as in `neighbours.best_matches`.
-    left = torch.cat([2 * translated, -near_x[:, None], torch.ones_like(near_x)[:, None]], dim=1)
-    right = torch.cat([pools.y, torch.ones_like(near_y)[:, None], -near_y[:, None]], dim=1)
-    for piece, scores in matching.product_blocks(left, right, beat=no_beat):
-        if keep < 1.0:
-            drawn = torch.rand(scores.shape, generator=generator, device=pools.device)
-            scores.masked_fill_(drawn >= keep, -torch.inf)
-        torch.max(scores, dim=1, out=(found.score_q[piece], found.y_of_q[piece]))
-        column, row = scores.max(dim=0)
-        better = column > found.score_y
-        torch.where(better, row + piece.start, found.q_of_y, out=found.q_of_y)
-        torch.where(better, column, found.score_y, out=found.score_y)
+    there, _ = matching.nearest_rows(translated, pools.y, 1)
+    back, _ = matching.nearest_rows(pools.y, translated, 1)
+    objective = float(there.double().mean() + back.double().mean()) / 2
+    y_of_x, score_x, x_of_y, score_y = _best(translated, pools.y, keep, generator)
     x = torch.arange(len(translated), device=pools.device)
     y = torch.arange(len(pools.y), device=pools.device)
-    chosen = torch.cat(
-        [torch.stack([x, found.y_of_q], dim=1), torch.stack([found.q_of_y, y], dim=1)]
-    )
+    chosen = torch.cat([torch.stack([x, y_of_x], dim=1), torch.stack([x_of_y, y], dim=1)])
     # An item without any drawn similarity has no best partner.
-    return chosen[torch.cat([found.score_q, found.score_y]) > -torch.inf], objective
+    return chosen[torch.cat([score_x, score_y]) > -torch.inf], objective
+
+
+def _best(
+    q: Float32[Tensor, "n d"],
+    y: Float32[Tensor, "m d"],
+    keep: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> tuple[Int64[Tensor, " n"], Float32[Tensor, " n"], Int64[Tensor, " m"], Float32[Tensor, " m"]]:
+    """The best row of the other side by CSLS for each row, and its score, among drawn scores."""
+    left, right = csls_factors(q, y, beat=no_beat)
+    y_of_q, score_q = (
+        torch.empty(len(q), dtype=torch.int64, device=q.device),
+        torch.empty_like(q[:, 0]),
+    )
+    q_of_y, score_y = (
+        torch.zeros_like(y[:, 0], dtype=torch.int64),
+        torch.full_like(y[:, 0], -torch.inf),
+    )
+    for piece, scores in product_blocks(left, right, beat=no_beat):
+        if keep < 1.0:
+            drawn = torch.rand(scores.shape, generator=generator, device=q.device)
+            scores.masked_fill_(drawn >= keep, -torch.inf)
+        torch.max(scores, dim=1, out=(score_q[piece], y_of_q[piece]))
+        column, row = scores.max(dim=0)
+        better = column > score_y
+        torch.where(better, row + piece.start, q_of_y, out=q_of_y)
+        torch.where(better, column, score_y, out=score_y)
+    return y_of_q, score_q, q_of_y, score_y
 
 
 def _mutual(
@@ -153,11 +157,10 @@ def _mutual(
     facts: Mapping[str, float],
 ) -> GrownPairs:
     """The seeds, then the other pairs that choose each other by CSLS, the best scores first."""
-    k = min(NEIGHBOURS, len(pools.x), len(pools.y))
-    offset_x, offset_y = matching.hubness_offsets(translated, pools.y, k)
-    found = matching.best_matches(translated, pools.y, offset_q=offset_x, offset_y=offset_y)
-    mutual = matching.partner_pairs(found.partners)
-    mutual = mutual[found.score_q[mutual[:, 0]].argsort(descending=True, stable=True)]
+    y_of_x, score_x, x_of_y, _ = _best(translated, pools.y)
+    rows = torch.arange(len(translated), device=pools.device)
+    mutual = torch.stack([rows, y_of_x], dim=1)[x_of_y[y_of_x] == rows]
+    mutual = mutual[score_x[mutual[:, 0]].argsort(descending=True, stable=True)]
     taken_x, taken_y = ({pair[side] for pair in seeds} for side in (0, 1))
     others = ((i, j) for i, j in mutual.tolist() if i not in taken_x and j not in taken_y)
     pairs = torch.tensor([*seeds, *others])

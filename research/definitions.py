@@ -9,11 +9,12 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.maths.geometry.space import Space, check_vectors, normalise
+from app.maths.quality.evaluation import evaluate
 from app.maths.quality.metrics import (
     DEFAULT_NEIGHBOURS,
+    ItemMetrics,
     Quality,
     cosine_blocks,
-    item_metrics,
     mean_quality,
     shared_count,
     unit,
@@ -112,6 +113,16 @@ def jaccard(
     ours = neighbours(translated, index, k, self_included=not own_space)
     truth = neighbours(native, native, k, self_included=not own_space)
     return float(overlap(ours, truth).mean())
+
+
+def item_metrics(
+    translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int | None = None
+) -> ItemMetrics:
+    """Every metric of every item, at k neighbours; None: min(10, n - 1). Needs n >= 2 and centred
+    vectors.
+    """
+    k = min(DEFAULT_NEIGHBOURS, len(translated) - 1) if k is None else k
+    return evaluate({"translated": translated}, native, k)["translated"]
 
 
 def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Quality:

@@ -5,13 +5,10 @@ The old score of two items is the cosine of their raw vectors by the source enco
 vector database computes it. The new score is the cosine of two raw or translated vectors of the
 target (`app.types.Scores`).
 
-- Only pairs of anchors that were held out together count. The fit that translated one of them has
-  seen all anchors of other folds and draws the translation nearer to those: on real encoders that
-  adds .03 to .06 to the highest translated-native scores. So several rounds cut the anchors into
-  folds anew, and each round gives the pairs within its folds.
-- Most pairs of random items are far apart, and thresholds concern the few near ones. So pairs are
-  sampled by strata of equal width in the old score, at most the same number from each, with
-  weights for the number of pairs that a row represents.
+Only pairs of anchors that were held out together count. The fit that translated one of them has
+seen all anchors of other folds and draws the translation nearer to those: on real encoders that
+adds .03 to .06 to the highest translated-native scores. So several rounds cut the anchors into
+folds anew, and each round gives the pairs within its folds.
 """
 
 from __future__ import annotations
@@ -38,10 +35,6 @@ MAX_THRESHOLD_ANCHORS = 2_000
 #: Rounds are added until there are this many pairs, up to MAX_ROUNDS.
 ENOUGH_PAIRS = 100_000
 MAX_ROUNDS = 8
-
-#: Parts of equal width of the range of old scores, and the rows of each that are kept.
-STRATA = 200
-ROWS_PER_STRATUM = 1_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,28 +66,26 @@ class ScorePairs:
     a row for each direction that differs.
 
     old     (n,) and new (n,), cosines
-    weight  (n,) the number of rows of all pairs that each row represents
     fresh   (n,) whether this is the pair's first row here
     """
 
     old: Float64[Tensor, " n"]
     new: Float64[Tensor, " n"]
-    weight: Float64[Tensor, " n"]
     fresh: Bool[Tensor, " n"]
 
     @property
     def nbytes(self) -> int:
-        return self.old.nbytes + self.new.nbytes + self.weight.nbytes + self.fresh.nbytes
+        return self.old.nbytes + self.new.nbytes + self.fresh.nbytes
 
 
 @dataclass(frozen=True)
 class NewThreshold:
     """What becomes of an old threshold.
 
-    by_rate      the threshold that as many pairs reach; None below FEWEST_SCORE_PAIRS sampled pairs
-                 on either side of the old one
+    by_rate      the threshold that as many pairs reach; None below FEWEST_SCORE_PAIRS pairs on
+                 either side of the old one
     share        the share of all pairs that reach the old one
-    pairs_above  the number of sampled pairs that reach it
+    pairs_above  the number of pairs that reach it
     """
 
     by_rate: float | None
@@ -108,21 +99,15 @@ def find_threshold(rows: ScorePairs, score: float) -> NewThreshold:
     """
     start = int(torch.searchsorted(rows.old, score))
     above, below = int(rows.fresh[start:].sum()), int(rows.fresh[:start].sum())
-    share = float(rows.weight[start:].sum() / rows.weight.sum())
+    share = (len(rows.old) - start) / len(rows.old)
     enough = min(above, below) >= FEWEST_SCORE_PAIRS
-    return NewThreshold(_rate_matched(rows, score) if enough else None, share, above)
-
-
-def _rate_matched(rows: ScorePairs, score: float) -> float:
-    def from_the_top(scores: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores, highest first, and the weight of those above each plus half of their weight."""
-        weight = rows.weight[order.flip(0)]
-        return scores[order.flip(0)], weight.cumsum(0) - weight / 2
-
-    old, old_above = from_the_top(rows.old, torch.arange(len(rows.old)))
-    new, new_above = from_the_top(rows.new, rows.new.argsort(stable=True))
-    above = np.interp(-score, (-old).numpy(), old_above.numpy())
-    return float(np.interp(above, new_above.numpy(), new.numpy()))
+    if not enough:
+        return NewThreshold(None, share, above)
+    # Pairs above each score, half of the pair itself included.
+    ranks = np.arange(len(rows.old)) + 0.5
+    place = np.interp(-score, -rows.old.flip(0).numpy(), ranks)
+    new = rows.new.sort(descending=True).values.numpy()
+    return NewThreshold(float(np.interp(place, ranks, new)), share, above)
 
 
 def translate_held_out(
@@ -130,11 +115,8 @@ def translate_held_out(
     source: Float[Tensor, "k dx"],
     target: Float[Tensor, "k dy"],
     options: Options,
-    *,
-    seed: int = 0,
 ) -> HeldOutItems | None:
-    """Distinct anchors with held-out translations, of at most MAX_THRESHOLD_ANCHORS anchors
-    chosen by the seed.
+    """Distinct anchors with held-out translations, of at most MAX_THRESHOLD_ANCHORS anchors.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
     Every fit has 4/5 of those anchors, so translated scores are slightly less certain than a served
@@ -143,17 +125,17 @@ def translate_held_out(
     InvalidOption.
     """
     if len(source) > MAX_THRESHOLD_ANCHORS:
-        parts = cut_into_folds(source.double(), target.double(), folds=HELD_OUT_FOLDS, seed=seed)
+        parts = cut_into_folds(source.double(), target.double(), folds=HELD_OUT_FOLDS, seed=0)
         if parts is None:
             return None
         distinct = parts[0].nonzero().flatten()
-        order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
         chosen = distinct[order[:MAX_THRESHOLD_ANCHORS]]
         source, target = source[chosen], target[chosen]
     pairs_a_round = len(source) ** 2 / (2 * HELD_OUT_FOLDS)
     rounds = []
     for turn in range(min(MAX_ROUNDS, math.ceil(ENOUGH_PAIRS / pairs_a_round))):
-        held_out = hold_out(name, source, target, options, seed=seed + turn)
+        held_out = hold_out(name, source, target, options, seed=turn)
         if held_out is None:
             return None
         rounds.append(held_out)
@@ -166,35 +148,17 @@ def translate_held_out(
     )
 
 
-def sample_pairs(items: HeldOutItems, scores: Scores, *, seed: int = 0) -> ScorePairs:
-    """Pairs of each fold of each round, at most ROWS_PER_STRATUM rows of each stratum of the old
-    score, sorted by it.
+def score_pairs(items: HeldOutItems, scores: Scores) -> ScorePairs:
+    """Pairs of each fold of each round, sorted by the old score.
 
     A pair has one row, or one for each direction where one side is translated. A zero vector has
-    cosine 0 with all others. Deterministic for equal seeds.
+    cosine 0 with all others.
     """
     old, new, first, second = _all_pairs(items, scores)
-    stratum = stratum_of(old)
-    shuffled = torch.randperm(len(stratum), generator=torch.Generator().manual_seed(seed))
-    order = shuffled[stratum[shuffled].argsort(stable=True)]
-    counts = torch.bincount(stratum, minlength=STRATA)
-    place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[stratum[order]]
-    kept = order[place < ROWS_PER_STRATUM]
-    kept = kept[old[kept].argsort(stable=True)]
-    low, high = torch.minimum(first, second)[kept], torch.maximum(first, second)[kept]
-    return ScorePairs(
-        old=old[kept],
-        new=new[kept],
-        weight=(counts.double() / counts.clamp(max=ROWS_PER_STRATUM))[stratum[kept]],
-        fresh=_first_of_each(low * MAX_THRESHOLD_ANCHORS + high),
-    )
-
-
-def stratum_of(old: Float64[Tensor, " n"]) -> Int64[Tensor, " n"]:
-    """The stratum of each score: one of STRATA parts of equal width of the scores' range."""
-    low, high = old.aminmax()
-    width = (high - low).clamp_min(torch.finfo(torch.float64).tiny)
-    return ((old - low) / width * STRATA).long().clamp(max=STRATA - 1)
+    order = old.argsort(stable=True)
+    low, high = torch.minimum(first, second)[order], torch.maximum(first, second)[order]
+    fresh = _first_of_each(low * MAX_THRESHOLD_ANCHORS + high)
+    return ScorePairs(old[order], new[order], fresh)
 
 
 def _all_pairs(

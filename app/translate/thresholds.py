@@ -15,7 +15,7 @@ from app.maths.thresholds import (
     NewThreshold,
     ScorePairs,
     find_threshold,
-    sample_pairs,
+    score_pairs,
     translate_held_out,
 )
 from app.translate import fit_anchors
@@ -39,12 +39,12 @@ def convert_threshold(
         ("held-out", *key), partial(_hold_out, services, row), lambda value: value.nbytes
     )
 
-    def sample() -> ScorePairs:
+    def compare() -> ScorePairs:
         with services.take(services.turns.fits, row.project):
-            return sample_pairs(items, scores)
+            return score_pairs(items, scores)
 
     pairs = services.cache.get_or_make(
-        ("score-pairs", scores, *key), sample, lambda value: value.nbytes
+        ("score-pairs", scores, *key), compare, lambda value: value.nbytes
     )
     return find_threshold(pairs, score)
 

@@ -26,11 +26,11 @@ from app.maths.bootstrap.anchored import (
     fit_alone,
     fit_with_unpaired,
 )
-from app.maths.quality.metrics import item_metrics
 from app.maths.translators.translator import apply
 from benchmarks.common import RESULTS, Table, parser, show, write
 from benchmarks.frontier.texts import parts
 from benchmarks.migrate.vectors import embedded
+from research.definitions import item_metrics
 
 PAIRS = (("use", "minilm"), ("use", "e5"), ("e5", "minilm"))
 ANCHORS, GOAL = (15, 30, 100, 300), 1_000

@@ -13,7 +13,7 @@ from app.maths.thresholds import (
     HeldOutItems,
     ScorePairs,
     find_threshold,
-    sample_pairs,
+    score_pairs,
     translate_held_out,
 )
 from app.maths.translators.methods import resolve
@@ -46,12 +46,12 @@ def items_of(source: Tensor, target: Tensor) -> HeldOutItems:
 
 @cache
 def noisy(scores: Scores) -> ScorePairs:
-    return sample_pairs(items_of(*noisy_pair(0, 150)), scores)
+    return score_pairs(items_of(*noisy_pair(0, 150)), scores)
 
 
 def test_a_rotated_source_keeps_every_threshold():
     source = clustered(0, 120, 10)
-    rows = sample_pairs(items_of(source, source @ rotation(0, 10)), NATIVE)
+    rows = score_pairs(items_of(source, source @ rotation(0, 10)), NATIVE)
     for score in (0.0, 0.2, 0.4, 0.6):
         assert find_threshold(rows, score).by_rate == pytest.approx(score, abs=1e-5)
 
@@ -61,7 +61,7 @@ def test_the_rate_matched_threshold_accepts_the_same_share(scores):
     rows = noisy(scores)
     for score in (0.0, 0.3, 0.5, 0.7):
         found = find_threshold(rows, score)
-        reached = float(rows.weight[rows.new >= found.by_rate].sum() / rows.weight.sum())
+        reached = float((rows.new >= found.by_rate).double().mean())
         assert reached == pytest.approx(found.share, abs=2e-3)
 
 
@@ -73,7 +73,7 @@ def test_beyond_the_anchors_scores_there_is_no_threshold(score):
 
 def test_equidistant_anchors_have_no_threshold_and_raise_no_error():
     for scores in Scores:
-        rows = sample_pairs(items_of(torch.eye(20).double(), normal(0, 20, 6)), scores)
+        rows = score_pairs(items_of(torch.eye(20).double(), normal(0, 20, 6)), scores)
         for score in (-0.5, 0.0, 0.5):
             assert find_threshold(rows, score).by_rate is None
 
@@ -85,11 +85,11 @@ def test_too_few_distinct_anchors_have_no_pairs_and_ten_have_some():
         translate_held_out("ridge", source[:-1].repeat(3, 1), target[:-1].repeat(3, 1), options)
         is None
     )
-    assert find_threshold(sample_pairs(items_of(source, target), TRANSLATED), 0.0).share > 0
+    assert find_threshold(score_pairs(items_of(source, target), TRANSLATED), 0.0).share > 0
 
 
 def test_copies_of_anchors_make_no_pairs():
     source, target = noisy_pair(0, 40)
     items = items_of(source.repeat(3, 1), target.repeat(3, 1))
     assert len(items.source) == 40
-    assert float(sample_pairs(items, NATIVE).old.max()) < 0.9999
+    assert float(score_pairs(items, NATIVE).old.max()) < 0.9999

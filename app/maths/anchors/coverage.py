@@ -30,14 +30,15 @@ def reduce_to_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
     return triangle.T.contiguous()
 
 
-def ridge_factor(rows: Float64[Tensor, "k d"], *, ridge: float) -> Float64[Tensor, "d d"]:
-    """L (d, d), lower triangular, with L L^T = rows^T rows + ridge I; rows (k, d) of norm 1 or 0;
-    ridge > 0.
+def ridge_factor(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "d d"]:
+    """L (d, d), lower triangular, with L L^T = rows^T rows + ridge I at COVERAGE_RIDGE; rows (k, d)
+    of norm 1 or 0.
 
     By Cholesky: with a ridge no rank must be decided, and the condition is at most (k + ridge) /
     ridge.
     """
     factor: Tensor = torch.linalg.cholesky(
-        rows.T @ rows + ridge * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+        rows.T @ rows
+        + COVERAGE_RIDGE * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     )
     return factor

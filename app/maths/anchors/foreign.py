@@ -36,7 +36,7 @@ FOREIGN_LEVEL = 0.05
 #: A sample of fewer different vectors is not compared: its p-values are coarser than FOREIGN_LEVEL.
 FEWEST_SAMPLED = 50
 
-#: A comparison uses at most this many rows of the sample, drawn by seed, to limit the time.
+#: A comparison uses at most this many random rows of the sample, to limit the time.
 MAX_SAMPLED = 2048
 
 #: A set has foreign anchors when at least this share of them is foreign.
@@ -70,18 +70,16 @@ def compare_with_store(
     sample: Float[Tensor, "n d"],
     *,
     judged: Bool[Tensor, " k"] | None = None,
-    seed: int = 0,
 ) -> StoreComparison | None:
     """Compare anchors with a sample of a store, both of one encoder, in its units.
 
     judged  (k,) the anchors that can be foreign; None: all. Queries look unlike every store of
             documents, so they are not judged
-    seed    draws MAX_SAMPLED rows of a larger sample
     Returns None below FEWEST_SAMPLED different vectors, and where no anchor is judged.
     """
     if judged is None:
         judged = torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
-    rows = draw_uniformly(len(sample), size=min(MAX_SAMPLED, len(sample)), seed=seed)
+    rows = draw_uniformly(len(sample), size=min(MAX_SAMPLED, len(sample)), seed=0)
     sample, anchors = sample[torch.as_tensor(rows)].double(), anchors.double()
     if len(torch.unique(sample, dim=0)) < FEWEST_SAMPLED or not bool(judged.any()):
         return None
@@ -104,7 +102,7 @@ def covered_share(unit: Float64[Tensor, "k d"], vectors: Float64[Tensor, "n d"])
     """The mean of v^T P v over unit vectors (n, d), with P = C (C + ridge I)^-1 and C = U^T U of
     unit anchors (k, d); rows of zeros do not count.
     """
-    factor = ridge_factor(unit, ridge=COVERAGE_RIDGE)
+    factor = ridge_factor(unit)
     known = vectors[vectors.abs().amax(dim=1) > 0]
     reach = torch.linalg.solve_triangular(factor, known.T, upper=False)
     uncovered = COVERAGE_RIDGE * reach.square().sum(dim=0)

@@ -8,14 +8,15 @@ Source: moments of a sum over a random permutation, Hoeffding 1951.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import math
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
-from app.maths.anchors.coverage import COVERAGE_RIDGE, reduce_to_span, ridge_factor
+from app.maths.anchors.coverage import reduce_to_span, ridge_factor
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import unit
 
@@ -40,17 +41,17 @@ FEWEST_JUDGED_ROWS, MAX_JUDGED_ROWS = 20, 1024
 
 
 def judge_relatedness(
-    source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"], *, seed: int = 0
+    source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]
 ) -> MismatchVerdict:
     """Whether raw anchors (k, d_x) and (k, d_y), the encoders' own units, are the same items in the
     same order.
 
     Anchors are unrelated where z is below RELATED_Z, and below ENOUGH_FOR_VERDICT rows, where it is
     below SIGNIFICANT_Z; unclear below FEWEST_JUDGED_ROWS, or where one side is a single vector. At
-    most MAX_JUDGED_ROWS rows take part, drawn by seed.
+    most MAX_JUDGED_ROWS rows take part, drawn at random.
     """
     if len(source) > MAX_JUDGED_ROWS:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         rows = torch.randperm(len(source), generator=generator)[:MAX_JUDGED_ROWS]
         source, target = source[rows], target[rows]
     directions = _judged_directions(
@@ -77,9 +78,7 @@ def _judged_directions(
     return x[judged], y[judged]
 
 
-def relatedness(
-    source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"], *, seed: int = 0
-) -> float:
+def relatedness(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]) -> float:
     """The agreement of matched rows beyond that of shuffled ones, in standard deviations of the
     latter; about normal where no row matches.
 
@@ -91,7 +90,7 @@ def relatedness(
     and both directions. (Leaving out one row at a time would not do: every row would then help to
     predict the others by its own partner.)
     """
-    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))
     halves = order[: len(order) // 2], order[len(order) // 2 :]
     scores = [
         permutation_score(unit(ridge_predictions(x[known], y[known], x[judged])), y[judged])
@@ -102,53 +101,29 @@ def relatedness(
 
 
 def permutation_score(predicted: Float64[Tensor, "m d"], true: Float64[Tensor, "m d"]) -> float:
-    """The sum of p_i . y_i over rows (m, d), minus its mean, divided by its standard deviation
-    under permutations of one side.
+    """The sum of p_i . y_i over rows (m, d), m >= 2, minus its mean, divided by its standard
+    deviation under permutations of one side; 0 where one side does not vary.
 
-    0 where one side does not vary. Source: Hoeffding 1951, see `permutation_moments`.
+    With scores C_ij = p_i . y_j and C' = C - mean of its row - mean of its column + mean of all,
+    the variance is |C'|^2 / (m - 1). Source: Hoeffding 1951, theorem 2.
     """
-    total, mean, variance = permutation_moments(predicted @ true.T)
-    return (total - mean) / variance**0.5 if variance > 0 else 0.0
-
-
-class PermutationMoments(NamedTuple):
-    """A sum over n items: its value, and its mean and variance over their n! pairings."""
-
-    found: float
-    mean: float
-    variance: float
-
-
-def permutation_moments(scores: Float64[Tensor, "n n"]) -> PermutationMoments:
-    """Moments of the sum of C[i, pi(i)], at pi = identity, for `scores` C (n, n), any unit. Source:
-    Hoeffding 1951, theorem 2.
-    """
-    size = len(scores)
-    observed, mean = float(scores.diagonal().sum()), float(scores.mean())
-    if size < 2:
-        return PermutationMoments(observed, observed, 0.0)
+    scores = predicted @ true.T
+    size, mean = len(scores), float(scores.mean())
     residual = scores - scores.mean(dim=1, keepdim=True) - scores.mean(dim=0) + mean
-    return PermutationMoments(
-        observed,
-        size * mean,
-        _without_rounding(float(residual.square().sum()), float(scores.square().sum()))
-        / (size - 1),
-    )
+    squares = float(residual.square().sum())
+    # Less is the rounding of the scores.
+    if squares <= float(scores.square().sum()) * (64 * torch.finfo(torch.float64).eps) ** 2:
+        return 0.0
+    deviation = math.sqrt(squares / (size - 1))
+    return (float(scores.diagonal().sum()) - size * mean) / deviation
 
 
 def ridge_predictions(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     queries: Float64[Tensor, "n dx"],
-    *,
-    ridge: float = COVERAGE_RIDGE,
 ) -> Float64[Tensor, "n dy"]:
     """Ridge regression of target rows (k, d_y) on source rows (k, d_x), applied to queries (n,
     d_x): n x T.
     """
-    return queries @ torch.cholesky_solve(source.T @ target, ridge_factor(source, ridge=ridge))
-
-
-def _without_rounding(squares: float, of: float) -> float:
-    """A sum of squares, or 0 where it is the rounding of numbers whose squares add up to `of`."""
-    return squares if squares > of * (64 * torch.finfo(torch.float64).eps) ** 2 else 0.0
+    return queries @ torch.cholesky_solve(source.T @ target, ridge_factor(source))

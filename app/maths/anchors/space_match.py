@@ -132,24 +132,19 @@ def match_space(
     sample: Float[Tensor, "n d"],
     anchors: Mapping[str, Sequence[Tensor]],
     expected: str,
-    *,
-    seed: int = 0,
 ) -> SpaceMatch:
     """Find the encoder that a sample (n, d) of a store comes from.
 
     anchors   sets of raw anchors (k, d) of each encoder of that dimension, by the encoder's name;
               the set that the sample is most like speaks for the encoder
     expected  the encoder that the store should hold
-    seed      draws the rows, the anchors and the permutations
     Rows of zeros are left out. Raises nothing; an encoder that cannot be judged is left out.
     """
-    rows, places = _distinct(sample, MAX_MATCHED_ROWS, seed)
+    rows, places = _distinct(sample, MAX_MATCHED_ROWS)
     compared: dict[str, _RowShares] = {}
     if len(rows) >= FEWEST_MATCHED:
         for name, sets in anchors.items():
-            each = [
-                _compare(rows, _distinct(of, MAX_MATCHED_ANCHORS, seed)[0], seed) for of in sets
-            ]
+            each = [_compare(rows, _distinct(of, MAX_MATCHED_ANCHORS)[0]) for of in sets]
             if found := [one for one in each if one is not None]:
                 compared[name] = max(found, key=lambda one: float(one.shares.mean()))
     owner = _owners(compared, expected, len(rows))
@@ -213,9 +208,7 @@ def _judge(
     return "another" if clear else "unknown", aligned.encoder
 
 
-def _compare(
-    rows: Float64[Tensor, "n d"], anchors: Float64[Tensor, "k d"], seed: int
-) -> _RowShares | None:
+def _compare(rows: Float64[Tensor, "n d"], anchors: Float64[Tensor, "k d"]) -> _RowShares | None:
     """Compare unit rows with unit anchors; None where the anchors do not allow it."""
     if len(anchors) < FEWEST_MATCHED:
         return None
@@ -236,7 +229,7 @@ def _compare(
         each = centred if order is None else centred[:, order]
         return float((each @ spread.T).square().sum())
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     orders = [torch.randperm(rows.shape[1], generator=generator) for _ in range(PERMUTATIONS)]
     permuted = torch.cat([nearest(order) for order in orders[:NEAR_PERMUTATIONS]])
     near_none = float(permuted.mean())
@@ -253,14 +246,14 @@ def _compare(
 
 
 def _distinct(
-    vectors: Float[Tensor, "n d"], most: int, seed: int
+    vectors: Float[Tensor, "n d"], most: int
 ) -> tuple[Float64[Tensor, "m d"], Int64[Tensor, " m"]]:
-    """At most `most` different directions, drawn by seed, as unit vectors, and the first row of
+    """At most `most` different directions, drawn at random, as unit vectors, and the first row of
     each; no zeros.
     """
     rows = torch.arange(len(vectors), device=vectors.device)
     if len(vectors) > most:
-        rows = rows[torch.as_tensor(draw_uniformly(len(vectors), size=most, seed=seed)).to(rows)]
+        rows = rows[torch.as_tensor(draw_uniformly(len(vectors), size=most, seed=0)).to(rows)]
     rows = rows[vectors[rows].double().abs().amax(dim=1) > 0]
     unit = torch.nn.functional.normalize(vectors[rows].double(), dim=1, eps=1e-300)
     distinct, of = torch.unique(unit, dim=0, return_inverse=True)

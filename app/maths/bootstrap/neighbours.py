@@ -14,7 +14,6 @@ matches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float32, Float64, Int64
@@ -32,29 +31,6 @@ PRODUCTS_PER_PIECE = 2 * 10**9
 
 def no_beat() -> None:
     """Do nothing."""
-
-
-@dataclass(frozen=True, eq=False)
-class BestMatches:
-    """The best row of the other side for each row, by CSLS scores in [-4, 4]; the lowest row of
-    equal scores.
-
-    y_of_q     (n,) row of y with the largest score for each q
-    score_q    (n,) that score
-    q_of_y     (m,) row of q with the largest score for each y
-    score_y    (m,) that score
-    """
-
-    y_of_q: Int64[Tensor, " n"]
-    score_q: Float32[Tensor, " n"]
-    q_of_y: Int64[Tensor, " m"]
-    score_y: Float32[Tensor, " m"]
-
-    @property
-    def partners(self) -> Int64[Tensor, " n"]:
-        """(n,) the y of each q where both are each other's best match, or -1."""
-        rows = torch.arange(len(self.y_of_q), device=self.y_of_q.device)
-        return torch.where(self.q_of_y[self.y_of_q] == rows, self.y_of_q, -1)
 
 
 def random_rows(
@@ -90,37 +66,6 @@ def hubness_offsets(
     from_q, _ = nearest_rows(q, y, k, beat=beat)
     from_y, _ = nearest_rows(y, q, k, beat=beat)
     return from_q.mean(dim=1), from_y.mean(dim=1)
-
-
-def best_matches(
-    q: Float32[Tensor, "n d"],
-    y: Float32[Tensor, "m d"],
-    *,
-    offset_q: Float32[Tensor, " n"],
-    offset_y: Float32[Tensor, " m"],
-    beat: Beat = no_beat,
-) -> BestMatches:
-    """For every row the row of the other side with the largest CSLS = 2 q.y - offset_q - offset_y.
-
-    offset_q, offset_y  from `hubness_offsets`; zeros give twice the cosine
-    """
-    # The product includes the offsets: two more dimensions instead of two more passes over the
-    # table.
-    one_q, one_y = torch.ones_like(offset_q), torch.ones_like(offset_y)
-    left = torch.cat([2 * q, -offset_q[:, None], one_q[:, None]], dim=1)
-    right = torch.cat([y, one_y[:, None], -offset_y[:, None]], dim=1)
-    y_of_q = torch.empty(len(q), dtype=torch.int64, device=q.device)
-    score_q = torch.empty_like(offset_q)
-    q_of_y = torch.zeros(len(y), dtype=torch.int64, device=y.device)
-    score_y = torch.full_like(offset_y, -torch.inf)
-    for piece, scores in product_blocks(left, right, beat=beat):
-        column, row = scores.max(dim=0)
-        # Strictly greater: an earlier block has the lower row.
-        better = column > score_y
-        torch.where(better, row + piece.start, q_of_y, out=q_of_y)
-        torch.where(better, column, score_y, out=score_y)
-        torch.max(scores, dim=1, out=(score_q[piece], y_of_q[piece]))
-    return BestMatches(y_of_q, score_q, q_of_y, score_y)
 
 
 def product_blocks(
@@ -195,13 +140,38 @@ def graded_map(x: Float32[Tensor, "p rx"], y: Float32[Tensor, "p ry"]) -> Float6
     return transform
 
 
+def csls_factors(
+    q: Float32[Tensor, "n d"], y: Float32[Tensor, "m d"], *, beat: Beat
+) -> tuple[Float32[Tensor, "n e"], Float32[Tensor, "m e"]]:
+    """Matrices whose product is CSLS = 2 q.y - offset_q - offset_y of unit rows."""
+    offset_q, offset_y = hubness_offsets(q, y, min(CSLS_NEIGHBOURS, len(q), len(y)), beat=beat)
+    # Two more dimensions instead of two more passes over the table.
+    left = torch.cat([2 * q, -offset_q[:, None], torch.ones_like(offset_q)[:, None]], dim=1)
+    right = torch.cat([y, torch.ones_like(offset_y)[:, None], -offset_y[:, None]], dim=1)
+    return left, right
+
+
 def mutual_partners(
     q: Float32[Tensor, "n ry"], y: Float32[Tensor, "m ry"], *, beat: Beat
 ) -> Int64[Tensor, " n"]:
-    """(n,) for each row of unit q its mutual best match by CSLS in the rows of unit y, or -1."""
-    k = min(CSLS_NEIGHBOURS, len(q), len(y))
-    offset_q, offset_y = hubness_offsets(q, y, k, beat=beat)
-    return best_matches(q, y, offset_q=offset_q, offset_y=offset_y, beat=beat).partners
+    """(n,) for each row of unit q its mutual best match by CSLS in the rows of unit y, or -1; of
+    equal scores the lowest row.
+    """
+    left, right = csls_factors(q, y, beat=beat)
+    y_of_q = torch.empty(len(q), dtype=torch.int64, device=q.device)
+    q_of_y, score_y = (
+        torch.zeros_like(y[:, 0], dtype=torch.int64),
+        torch.full_like(y[:, 0], -torch.inf),
+    )
+    for piece, scores in product_blocks(left, right, beat=beat):
+        column, row = scores.max(dim=0)
+        # Strictly greater: an earlier block has the lower row.
+        better = column > score_y
+        torch.where(better, row + piece.start, q_of_y, out=q_of_y)
+        torch.where(better, column, score_y, out=score_y)
+        y_of_q[piece] = scores.argmax(dim=1)
+    rows = torch.arange(len(q), device=q.device)
+    return torch.where(q_of_y[y_of_q] == rows, y_of_q, -1)
 
 
 def learn_and_match(

@@ -82,20 +82,6 @@ def hold_out(
     return HeldOutTranslations(translated, first, fold_of)
 
 
-def draw_anchors(
-    source: Float64[Tensor, "k dx"],
-    target: Float64[Tensor, "k dy"],
-    *,
-    most: int,
-    generator: torch.Generator,
-) -> tuple[Float64[Tensor, "m dx"], Float64[Tensor, "m dy"]]:
-    """At most `most` of the anchors, drawn by the generator, to limit the time."""
-    if len(source) <= most:
-        return source, target
-    rows = torch.randperm(len(source), generator=generator)[:most]
-    return source[rows], target[rows]
-
-
 def cut_into_folds(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],

@@ -30,7 +30,6 @@ from app.maths.quality.crossfit import (
     HELD_OUT_FOLDS,
     SMALLEST_FOLD,
     cut_into_folds,
-    draw_anchors,
     limit_omega,
 )
 from app.maths.quality.metrics import (
@@ -52,7 +51,7 @@ FIT_SHARES = (0.25, 0.5, 0.75, 1.0)
 #: over six kinds of embeddings.
 EXPONENTS: Mapping[Measure, float] = {"recall": 0.25, "mrr": 0.5}
 
-#: Limits of the time: a curve uses at most this many anchors, drawn by seed, and enough folds to
+#: Limits of the time: a curve uses at most this many random anchors, and enough folds to
 #: hold CURVE_HELD_OUT of them out.
 MAX_CURVE_ANCHORS = 1024
 CURVE_HELD_OUT = 600
@@ -121,9 +120,6 @@ def learning_curve(
     source: Float[Tensor, "k dx"],
     target: Float[Tensor, "k dy"],
     options: Options,
-    *,
-    folds: int = HELD_OUT_FOLDS,
-    seed: int = 0,
 ) -> LearningCurve | None:
     """The curve of a method with resolved options on a pair of raw anchors.
 
@@ -134,10 +130,13 @@ def learning_curve(
     their fit by least squares: Cortes et al. 1993; Viering and Loog 2023, section 3.
     """
     source, target = source.double(), target.double()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     anchors = len(source)
-    source, target = draw_anchors(source, target, most=MAX_CURVE_ANCHORS, generator=generator)
-    parts = cut_into_folds(source, target, folds=folds, seed=seed)
+    if anchors > MAX_CURVE_ANCHORS:
+        rows = torch.randperm(anchors, generator=generator)[:MAX_CURVE_ANCHORS]
+        source, target = source[rows], target[rows]
+    folds = HELD_OUT_FOLDS
+    parts = cut_into_folds(source, target, folds=folds, seed=0)
     if parts is None or int(parts[0].sum()) < SMALLEST_FOLD * folds:
         return None
     first, fold_of = parts

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.errors import OutOfRange
 from app.maths.geometry.space import COSINE_ROWS, row_norms, unit_rows
 
 #: Cosines of query rows to the whole index that are stored at a time, 8 bytes each.
@@ -161,31 +160,6 @@ def jaccard(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Float6
     return common / (2 * first.shape[1] - common)
 
 
-def item_metrics(
-    translated: Float[Tensor, "n d"],
-    native: Float[Tensor, "n d"],
-    k: int | None = None,
-    *,
-    mean: Float64[Tensor, " d"] | float = 0.0,
-) -> ItemMetrics:
-    """Every metric of every item, at k neighbours, at most n - 1; None: min(10, n - 1). Needs n >=
-    2 and centred vectors.
-
-    mean  (d,) what they were centred on
-    """
-    k = min(DEFAULT_NEIGHBOURS, translated.shape[0] - 1) if k is None else k
-    queries, truth = unit(translated), unit(native)
-    native_results = search(cosine_blocks(truth, truth), k, own=True)
-    return compare_results(
-        (queries * truth).sum(dim=1),
-        row_cosines(translated + mean, native + mean),
-        results=search(cosine_blocks(queries, truth), k, own=True),
-        native_results=native_results,
-        own=search(cosine_blocks(queries, queries), k, own=True).near,
-        native_own=native_results.near,
-    )
-
-
 def compare_results(
     cosine: Float64[Tensor, " n"],
     plain_cosine: Float64[Tensor, " n"],
@@ -216,17 +190,9 @@ def compare_results(
 
 def mean_quality(items: ItemMetrics) -> Quality:
     """The means over the items."""
-    return Quality(
-        n=len(items.cosine),
-        k=items.k,
-        cosine=float(items.cosine.mean()),
-        plain_cosine=float(items.plain_cosine.mean()),
-        mrr=float(items.reciprocal_rank.mean()),
-        recall=float(items.recall.mean()),
-        recall_1=float(items.recall_1.mean()),
-        jaccard_target=float(items.jaccard_target.mean()),
-        jaccard_own=float(items.jaccard_own.mean()),
-    )
+    columns = {name: values for name, values in vars(items).items() if name != "k"}
+    means = {name: float(values.mean()) for name, values in columns.items()}
+    return Quality(n=len(items.cosine), k=items.k, mrr=means.pop("reciprocal_rank"), **means)
 
 
 def do_nothing(source: Float[Tensor, "n dx"], dim: int) -> Float[Tensor, "n dy"]:
@@ -240,19 +206,18 @@ def do_nothing(source: Float[Tensor, "n dx"], dim: int) -> Float[Tensor, "n dy"]
 
 #: Counts (resamples x items) that are stored at a time, 8 bytes each.
 MAX_COUNTS = 1 << 21
+#: Draws of the items, and the coverage of an interval.
+RESAMPLES, LEVEL = 1000, 0.95
 
 
 def bootstrap_interval(
-    values: Float[Tensor, "n ..."], level: float = 0.95, resamples: int = 1000, seed: int = 0
+    values: Float[Tensor, "n ..."],
 ) -> tuple[Float64[Tensor, " ..."], Float64[Tensor, " ..."]]:
-    """The expanded percentile bootstrap interval of the mean over n items: (low, high), each () or
-    (m,), in the values' unit, on the CPU.
+    """The expanded percentile bootstrap interval of the mean over n items by RESAMPLES draws of n
+    items with replacement: (low, high), each () or (m,), in the values' unit, on the CPU.
 
-    values     (n,) or (n, m): m numbers of each of n >= 1 items that were drawn independently; the
-               columns share their resamples
-    level      the coverage, in (0, 1)
-    resamples  the number of draws of n items with replacement; the same draws for equal n,
-               resamples and seed
+    values  (n,) or (n, m): m numbers of each of n >= 1 items that were drawn independently; the
+            columns share their resamples
     The quantiles of the resampled means are taken at Phi(-+ sqrt(n / (n-1)) t), t the quantile of
     Student's distribution with n-1 degrees of freedom: plain percentiles are too narrow by that for
     few items. Below about ten items these are still slightly too narrow. The interval stays within
@@ -260,34 +225,25 @@ def bootstrap_interval(
     index.
     Sources: Efron and Tibshirani 1993, chapter 13; Hesterberg 2015, "What Teachers Should Know
     About the Bootstrap".
-    Raises OutOfRange without items, for a level outside (0, 1), or without resamples.
     """
     n = values.shape[0]
-    if n < 1 or not 0 < level < 1 or resamples < 1:
-        raise OutOfRange(
-            "An interval needs at least one item, a level between 0 and 1, and one resample."
-        )
     table = values.double().reshape(n, -1).cpu()  # whose draws are equal on every device
-    tail = _tail(level, n)
-    ends = _resampled_means(table, resamples, seed).quantile(
+    tail = _tail(n)
+    ends = _resampled_means(table).quantile(
         torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0
     )
     low, high = ends.clamp(*table.aminmax(dim=0))  # the rounding of a mean could leave the range
     return low.reshape(values.shape[1:]), high.reshape(values.shape[1:])
 
 
-def _resampled_means(
-    table: Float64[Tensor, "n m"], resamples: int, seed: int
-) -> Float64[Tensor, "resamples m"]:
-    """Means of `resamples` draws of n rows of (n, m) with replacement: the count of each row, times
-    the rows, over n.
-    """
+def _resampled_means(table: Float64[Tensor, "n m"]) -> Float64[Tensor, "resamples m"]:
+    """Means of resampled rows of (n, m): the count of each row, times the rows, over n."""
     n = table.shape[0]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     step = max(1, MAX_COUNTS // n)
     means = []
-    for start in range(0, resamples, step):
-        draws = torch.randint(n, (min(step, resamples - start), n), generator=generator)
+    for start in range(0, RESAMPLES, step):
+        draws = torch.randint(n, (min(step, RESAMPLES - start), n), generator=generator)
         counts = torch.zeros(draws.shape, dtype=torch.float64).scatter_add_(
             1, draws, torch.ones((1, 1), dtype=torch.float64).expand(draws.shape)
         )
@@ -295,13 +251,13 @@ def _resampled_means(
     return torch.cat(means)
 
 
-def _tail(level: float, n: int) -> float:
+def _tail(n: int) -> float:
     """The part of the resampled means to leave out on each side, Phi(-sqrt(n / (n-1)) t); 0 for a
     single item.
     """
     if n == 1:
         return 0.0
-    z, freedom = NormalDist().inv_cdf((1 + level) / 2), n - 1
+    z, freedom = NormalDist().inv_cdf((1 + LEVEL) / 2), n - 1
     # Student's quantile by its Cornish-Fisher series (Abramowitz and Stegun 26.7.5), accurate
     # enough for tails that are not close to 0.
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

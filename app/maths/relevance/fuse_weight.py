@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,21 +93,18 @@ def held_out_cosine(x: Float[Tensor, "k dx"], y: Float[Tensor, "k dy"]) -> float
     return cosine(translated.double() - target.mean, y[held].double() - target.mean)
 
 
-def choose_weight(
-    values: Float64[Tensor, "n w"], *, usual: int = 0, seed: int = 0
-) -> WeightChoice | None:
+def choose_weight(values: Float64[Tensor, "n w"], *, usual: int = 0) -> WeightChoice | None:
     """The weight with the best mean over the queries, and the same without each fold.
 
     values  (n, w) a measure of each query by each weight, in ascending order of the weights
     usual   the place of the weight without judgements; of equal means, the nearest to it is chosen
-    seed    of the folds
     Returns None for a single query, which leaves no other to choose on.
     """
     n, values = len(values), values.cpu()
     if n < 2:
         return None
     total = values.sum(dim=0)
-    folds = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) % min(WEIGHT_FOLDS, n)
+    folds = torch.randperm(n, generator=torch.Generator().manual_seed(0)) % min(WEIGHT_FOLDS, n)
     held_out = torch.empty(n, dtype=torch.int64)
     for fold in torch.unique(folds).tolist():
         inside = folds == fold
@@ -123,6 +119,6 @@ def _best(totals: Float64[Tensor, " w"], usual: int) -> int:
     return int(best[(best - usual).abs().argmin()])
 
 
-def weights_with(weight: float, grid: Sequence[float] = WEIGHT_GRID) -> tuple[float, ...]:
+def weights_with(weight: float) -> tuple[float, ...]:
     """The grid and one more weight, in ascending order."""
-    return tuple(sorted({*grid, weight}))
+    return tuple(sorted({*WEIGHT_GRID, weight}))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
@@ -41,16 +41,7 @@ SearchOption = Literal[
     "translate",
     "re-embed",
 ]
-SEARCH_OPTIONS: tuple[SearchOption, ...] = (
-    "keep",
-    "bridge",
-    "cascade",
-    "fuse",
-    "native-cascade",
-    "native-fuse",
-    "translate",
-    "re-embed",
-)
+SEARCH_OPTIONS: tuple[SearchOption, ...] = get_args(SearchOption)
 
 #: Candidates of the old store that cascade and fuse score anew.
 DEFAULT_CANDIDATES = 100
@@ -58,33 +49,15 @@ DEFAULT_CANDIDATES = 100
 #: Candidates of each query that get a native vector.
 NATIVE_COUNT = 20
 
+_CASCADE = "bridged_queries", "old_documents", "new_queries", "translated_documents"
 #: The vectors of `SearchVectors` that each option reads.
 NEEDED: dict[SearchOption, tuple[str, ...]] = {
     "keep": ("old_queries", "old_documents"),
     "bridge": ("bridged_queries", "old_documents"),
-    "cascade": ("bridged_queries", "old_documents", "new_queries", "translated_documents"),
-    "fuse": (
-        "old_queries",
-        "bridged_queries",
-        "old_documents",
-        "new_queries",
-        "translated_documents",
-    ),
-    "native-cascade": (
-        "bridged_queries",
-        "old_documents",
-        "new_queries",
-        "translated_documents",
-        "new_documents",
-    ),
-    "native-fuse": (
-        "old_queries",
-        "bridged_queries",
-        "old_documents",
-        "new_queries",
-        "translated_documents",
-        "new_documents",
-    ),
+    "cascade": _CASCADE,
+    "fuse": ("old_queries", *_CASCADE),
+    "native-cascade": (*_CASCADE, "new_documents"),
+    "native-fuse": ("old_queries", *_CASCADE, "new_documents"),
     "translate": ("new_queries", "translated_documents"),
     "re-embed": ("new_queries", "new_documents"),
 }

@@ -52,8 +52,3 @@ def test_vectors_without_a_direction_are_no_anchors() -> None:
     wrong = torch.tensor([[0.0] * 4, [torch.nan] * 4, [torch.inf, 0, 0, 0]])
     assert find_known_rows(index_known_rows(anchors), wrong).tolist() == [-1, -1, -1]
     assert find_known_rows(index_known_rows(anchors), wrong[:0]).tolist() == []
-
-
-def test_opposite_vectors_are_no_anchors() -> None:
-    anchors = some(10, 4)
-    assert find_known_rows(index_known_rows(anchors), -anchors).tolist() == [-1] * 10

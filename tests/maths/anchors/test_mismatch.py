@@ -14,7 +14,6 @@ from app.demo.pack import load_pack
 from app.maths.anchors import mismatch
 from app.maths.anchors.mismatch import (
     judge_relatedness,
-    permutation_moments,
     permutation_score,
     relatedness,
     ridge_predictions,
@@ -30,19 +29,6 @@ def real(first: str, second: str, *, size: int = 300, seed: int = 0) -> tuple[Te
     """Vectors of `size` sentences by two real encoders."""
     rows = torch.randperm(len(PACK.labels), generator=torch.Generator().manual_seed(seed))[:size]
     return PACK.vectors[first][rows], PACK.vectors[second][rows]
-
-
-@given(seed=seeds, n=st.integers(2, 6))
-def test_the_moments_are_those_over_all_pairings(seed, n):
-    worth = normal(seed, n, n)
-    sums = torch.tensor(
-        [sum(float(worth[i, j]) for i, j in enumerate(order)) for order in permutations(range(n))],
-        dtype=torch.float64,
-    )
-    found = permutation_moments(worth)
-    assert found.found == pytest.approx(float(worth.trace()), abs=1e-12)
-    assert found.mean == pytest.approx(float(sums.mean()), abs=1e-10)
-    assert found.variance == pytest.approx(float(sums.var(correction=0)), abs=1e-10)
 
 
 @given(seed=seeds, shape=st.sampled_from([(5, 12), (30, 7)]))

@@ -43,11 +43,6 @@ def test_the_encoder_of_a_sample_is_found(true: int, expected: int, unit: bool) 
     assert match.rows == 50
 
 
-def test_a_space_without_anchors_is_unknown() -> None:
-    match = match_space(encode(items(50, 2), 7), ANCHORS, "e0")
-    assert (match.verdict, match.likeliest) == ("unknown", None)
-
-
 def test_another_encoder_is_named_although_the_expected_one_has_no_anchors() -> None:
     match = match_space(encode(items(50, 2), 1), ANCHORS, "of another set")
     assert (match.verdict, match.likeliest) == ("another", "e1")

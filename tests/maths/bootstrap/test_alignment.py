@@ -14,7 +14,6 @@ from app.maths.bootstrap.alignment import (
     Stage,
     align_pools,
     compare_maps,
-    mean_rows,
     neighbours,
     orthogonal,
     refine,
@@ -106,13 +105,6 @@ def test_neighbours_are_those_of_the_whole_table():
     of_q, of_y = neighbours(q, y, 3)
     assert torch.equal(of_q.sort().values, csls.topk(3, dim=1).indices.sort().values)
     assert torch.equal(of_y.sort().values, csls.topk(3, dim=0).indices.T.sort().values)
-
-
-def test_pools_smaller_than_the_neighbourhood_are_averaged_whole():
-    q, y = normalize(mixing(1, 3, 5)), normalize(mixing(2, 2, 5))
-    of_q, of_y = neighbours(q, y, 20)
-    assert (of_q.shape, of_y.shape) == ((3, 2), (2, 2))
-    assert torch.allclose(mean_rows(y, of_q), y.mean(dim=0).expand(3, 5))
 
 
 def test_a_rough_map_becomes_the_right_one_on_pools_that_share_no_item():

@@ -12,8 +12,8 @@ from torch.nn.functional import normalize
 
 from app.maths.bootstrap import anchored
 from app.maths.bootstrap.anchored import KnownAndUnpaired
-from app.maths.quality.metrics import item_metrics
 from app.maths.translators.translator import Translator, apply
+from research.definitions import item_metrics
 from tests.maths.bootstrap.clouds import normal, rotation, unit
 
 D, TOPICS = 24, 60

@@ -204,14 +204,3 @@ def test_scrambled_directions_keep_their_numbers_but_no_row(seed, n, d):
     assert torch.equal(mixed.variance, given_side.variance)
     assert torch.equal(mixed.along.sort(dim=0).values, given_side.along.sort(dim=0).values)
     assert torch.equal(mixed.along, given_side.scrambled(seed).along)
-
-
-@pytest.mark.parametrize("d", [5, annealing.MAX_EXACT_DIMENSIONS + 1])
-def test_directions_are_the_same_in_pieces_with_beats_between_them(d, monkeypatch):
-    rows = pool(2, 500, d)
-    beats: list[None] = []
-    whole = principal_directions(rows)
-    monkeypatch.setattr(annealing, "PRODUCTS_PER_PIECE", 100 * d * d)
-    found = principal_directions(rows, beat=lambda: beats.append(None))
-    assert torch.allclose(found.variance, whole.variance, rtol=1e-4, atol=1e-9)
-    assert len(beats) >= 5

@@ -59,11 +59,6 @@ def test_where_most_items_are_zero_the_others_decide():
     assert torch.allclose(fit_pools(raw, raw).x, fit_space(raw).unit.float(), atol=1e-6)
 
 
-def test_an_item_at_the_mean_has_no_direction():
-    raw = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [0.0, 3.0], [0.0, -3.0]])
-    assert fit_pools(raw, raw).x.tolist() == [[1, 0], [-1, 0], [0, 0], [0, 1], [0, -1]]
-
-
 @pytest.mark.parametrize(
     ("bad", "error", "named"),
     [

@@ -13,7 +13,6 @@ from app.maths.geometry.space import (
     LARGEST_MAGNITUDE,
     check_vectors,
     fit_space,
-    normalise,
     row_norms,
     unit_rows,
 )
@@ -114,13 +113,6 @@ def test_a_query_equal_to_the_mean_has_zero_relative_vector_even_when_the_mean_i
 ):
     space = fit_space(normal(9, 10, 6) + 5)
     assert not relative(space.mean.to(dtype)[None], space).any()
-
-
-def test_normalise_in_float32_gives_float64_norms_and_zero_for_the_mean():
-    mean = torch.tensor([1.0, 2.0])
-    unit, norms = normalise(torch.tensor([[4.0, 6.0], [1.0, 2.0]]), mean)
-    torch.testing.assert_close(unit, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
-    torch.testing.assert_close(norms, torch.tensor([5.0, 0.0], dtype=torch.float64))
 
 
 @given(seed=seeds, log_scale=st.floats(-30, 29))

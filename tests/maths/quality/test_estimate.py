@@ -18,9 +18,10 @@ from app.maths.quality.estimate import (
 )
 from app.maths.quality.index_curves import MRR_PRIOR, RECALL_PRIOR, measure_curves
 from app.maths.quality.learning_curve import learning_curve
-from app.maths.quality.metrics import item_metrics, unit
+from app.maths.quality.metrics import unit
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
+from research.definitions import item_metrics
 
 SIZES = (1_000, 3_000, 10_000, 100_000, 10**6, 10**9, 10**12)
 FALLING = ("recall", "recall_1", "mrr")

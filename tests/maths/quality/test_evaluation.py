@@ -11,8 +11,8 @@ from torch import Tensor
 
 from app.maths.quality import metrics
 from app.maths.quality.evaluation import cosine_count, evaluate
-from app.maths.quality.metrics import cosine_blocks, item_metrics, mean_quality, unit
-from research.definitions import measure
+from app.maths.quality.metrics import cosine_blocks, mean_quality, unit
+from research.definitions import item_metrics, measure
 from tests.maths.clouds import normal
 
 seeds = st.integers(0, 2**31)

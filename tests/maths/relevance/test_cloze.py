@@ -17,10 +17,10 @@ from app.maths.relevance.cloze import (
 )
 
 
-@given(st.lists(st.integers(0, 60), max_size=12), st.integers(1, 8), st.integers(0, 99))
-def test_a_window_and_its_rest_are_the_text(lengths, count, seed):
+@given(st.lists(st.integers(0, 60), max_size=12), st.integers(1, 8))
+def test_a_window_and_its_rest_are_the_text(lengths, count):
     texts = [" ".join(f"{row}:{word}" for word in range(n)) for row, n in enumerate(lengths)]
-    pairs = cut_windows([*texts, *texts], count, seed=seed)
+    pairs = cut_windows([*texts, *texts], count)
     assert len(pairs) == min(count, sum(n >= MIN_WORDS for n in lengths))
     origins = set()
     for window, rest in pairs:

@@ -84,13 +84,6 @@ def test_a_query_without_a_relevant_document_is_left_out():
     assert judged.documents.tolist() == [0, 1, 1]
 
 
-def test_the_best_ranking_has_1_and_one_without_relevant_documents_has_0():
-    judged = judgements(torch.tensor([[0, 0, 1], [0, 1, 3], [0, 2, 0]]), size=4)
-    best, worst = torch.tensor([[1, 0, 2, 3]]), torch.tensor([[3, 2]])
-    assert measured(best, judged).tolist() == [[1.0, 1.0, 1.0]]
-    assert measured(worst, judged).tolist() == [[0.0, 0.0, 0.0]]
-
-
 def test_a_missing_document_is_not_relevant():
     judged = judgements(torch.tensor([[0, 0, 1]]), size=3)
     assert measured(torch.tensor([[2, -1, -1]]), judged).tolist() == [[0.0, 0.0, 0.0]]

@@ -7,18 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import cosine
-from app.maths.translators import linear, methods
+from app.maths.translators import methods
 from app.maths.translators.inverse import farthest_points, irp, subspaces
 from app.maths.translators.translator import apply, make_translator
 from tests.maths.clouds import normal
-
-
-def irp_ridge(unit: Tensor, ridge: float) -> Tensor:
-    return linear.graded_decoder(unit, power=1.0, ridge=ridge)
 
 
 def naive_farthest(unit: np.ndarray, delta: float, start: int) -> list[int]:
@@ -99,34 +94,6 @@ def test_farthest_points_equal_the_naive_greedy_loop(seed, k, d, delta):
 def test_delta_zero_keeps_every_anchor_even_when_duplicated():
     unit = fit_space(torch.cat([normal(1, 6, 4), normal(1, 6, 4)])).unit
     assert sorted(farthest_points(unit, delta=0.0, start=3)) == list(range(12))
-
-
-def test_delta_one_keeps_only_mutually_orthogonal_anchors():
-    eye = torch.eye(4, dtype=torch.float64)
-    diagonal = torch.full((1, 4), 0.5, dtype=torch.float64)
-    assert sorted(farthest_points(torch.cat([eye, -eye, diagonal]), delta=1.0, start=0)) == [
-        0,
-        1,
-        2,
-        3,
-    ]
-    assert len(farthest_points(fit_space(normal(2, 20, 5)).unit, delta=1.0, start=7)) == 1
-
-
-@given(
-    seed=st.integers(0, 2**31),
-    k=st.integers(2, 12),
-    noise=st.floats(0, 1e-3),
-    ridge=st.floats(1e-4, 10),
-)
-def test_a_ridge_bounds_the_decoder_by_half_its_inverse_root_however_collinear_the_anchors(
-    seed, k, noise, ridge
-):
-    base = normal(seed, k, 6)
-    unit = fit_space(torch.cat([base, base + noise * normal(seed + 1, k, 6)])).unit
-    assert float(torch.linalg.matrix_norm(irp_ridge(unit, ridge), 2)) <= 0.5 / ridge**0.5 * (
-        1 + 1e-9
-    )
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.4])

@@ -23,13 +23,6 @@ from research.definitions import pair_of
 from tests.maths.clouds import normal
 
 
-def test_the_methods_are_those_of_the_design():
-    joint = ["procrustes", "ridge", "kernel"]
-    assert list(METHODS) == ["irp", "irp-ridge", "graded", *joint]
-    decoding = [name for name, method in METHODS.items() if method.decode is not None]
-    assert decoding == ["irp", "irp-ridge", "graded", "kernel"]
-
-
 def test_auto_is_the_kernel_from_100_anchors_on_and_below_that_graded():
     assert [usual_method(anchors) for anchors in (2, 99, 100, 16_384)] == [
         *("graded", "graded"),
