@@ -196,12 +196,12 @@ def test_a_share_that_chance_confirms_too_has_no_credibility(agreed, share, foun
 
 def test_some_confirmed_pairs_are_wrong_where_chance_confirms_many():
     # .1 of .9 not confirmed, .8 by chance: half of the pairs are wrong, and .64 of these confirmed.
-    told = answer_credibility(1.0, Confirmation(0.9, 1.0), Confirmation(0.8, 0.5))
+    told = answer_credibility(1.0, Confirmation(0.9, 0.9), Confirmation(0.8, 0.4))
     assert told == pytest.approx(1 - 0.5 * 0.64 / 0.9)
     # The items that chance confirms, and an eighth more.
-    assert answer_credibility(1.0, Confirmation(0.9, 0.8), Confirmation(0.8, 0.7)) == pytest.approx(
-        (1 - 0.5 * 0.64 / 0.9) * 0.08 / 0.17
-    )
+    assert answer_credibility(
+        1.0, Confirmation(0.9, 0.72), Confirmation(0.8, 0.56)
+    ) == pytest.approx((1 - 0.5 * 0.64 / 0.9) * 0.08 / 0.17)
 
 
 def test_wrong_seeds_bound_the_estimate():
