@@ -33,8 +33,3 @@ class RequestContext:
     def of_job(cls, job: tables.JobRow) -> RequestContext:
         """The context in which a worker runs the job."""
         return cls(project=job.project, origin=f"job {job.id}")
-
-    @property
-    def owner(self) -> str:
-        """Whose inputs these are, for sharing lanes: a key, a job, or all callers without a key."""
-        return self.key_id or (self.origin if self.origin.startswith("job ") else "anyone")

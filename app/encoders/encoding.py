@@ -173,12 +173,12 @@ def _start_pieces(
     field: str,
 ) -> Iterator[tuple[EncodeTask, Sequence[Item]]]:
     size = PIECE_INPUTS[model.modality]
-    owner = context.owner
     for start in range(0, len(inputs), size):
         with blaming(field, rows_from=start, always=True):
             items = services.images.prepare(model, inputs[start : start + size], role)
         # Only the first piece may be refused: a request never has more than two pieces waiting.
-        work = services.encoders.submit(model, items, owner, patient=services.patient or start > 0)
+        is_limited = start == 0 and not services.patient
+        work = services.encoders.submit(model, items, context.project, is_limited=is_limited)
         context.on_departure(work.future.cancel)
         yield work, items
 

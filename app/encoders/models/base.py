@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from app.types import InputRole, Modality
+from app.errors import InvalidInput
+from app.types import InputRole, Modality, is_unicode
 
 #: one input: a text, or the bytes of an image file
 Input = str | bytes
@@ -79,16 +80,13 @@ class Item:
     """One input after `prepare`.
 
     features   the model's own input for `run`
-    length     in the model's units (tokens, or pixels of a side): items of equal length share a
-               batch without padding
-    cost       share of a batch's budget: the tokens of a text, or an equivalent for an image
+    length     its share of a batch: each item of a batch costs as much as the longest one
     tokens     tokens that the model reads, for usage counts
     truncated  whether the model reads only a part of the input
     """
 
     features: Any
     length: int
-    cost: int
     tokens: int
     truncated: bool = False
 
@@ -100,13 +98,10 @@ class EncoderModel(Protocol):
     modality: Modality
     #: memory of the loaded model
     nbytes: int
-    #: whether `run` waits for another machine instead of computing
-    remote: bool
-
-    @property
-    def pads(self) -> bool:
-        """Whether `run` pads each item to the longest of its batch."""
-        ...
+    #: URL of the endpoint that computes; None: this process does
+    endpoint: str | None
+    #: most items of one `run`
+    batch: int
 
     @property
     def dim(self) -> int: ...
@@ -115,12 +110,34 @@ class EncoderModel(Protocol):
         """Check and preprocess the inputs, in their order. Raises errors that name the rows."""
         ...
 
-    def run(self, items: Sequence[Item]) -> Tensor:
+    def run(self, items: Sequence[Item], is_abandoned: Callable[[], bool]) -> Tensor:
         """Return vectors (n, dim), float32, on the CPU, in the order of the items.
 
-        Raises EncoderUnavailable and EncoderFailed.
+        A model that waits for an endpoint gives up when `is_abandoned`. Raises EncoderUnavailable
+        and EncoderFailed.
         """
         ...
+
+
+def require_texts(inputs: Sequence[Input]) -> list[str]:
+    """Return the inputs. Raises InvalidInput for images and invalid Unicode."""
+    if rows := [row for row, value in enumerate(inputs) if not isinstance(value, str)]:
+        raise InvalidInput(
+            "This encoder reads texts. Send strings, not images.", field="inputs", rows=rows
+        )
+    texts = cast("list[str]", list(inputs))
+    if rows := [row for row, text in enumerate(texts) if not is_unicode(text)]:
+        raise InvalidInput(
+            "A text contains half of a surrogate pair. Send valid Unicode.",
+            field="inputs",
+            rows=rows,
+        )
+    return texts
+
+
+def estimate_tokens(text: str) -> int:
+    """Return about how many tokens a text has."""
+    return len(text) // CHARACTERS_PER_TOKEN + 1
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Batches of inputs from many requests.
 
-A *lane* is a thread that runs one batch after another. No lane stays idle while items wait.
-On a CPU, several lanes with few threads each are faster than one lane with many threads: the small
-matrix products of a model scale poorly over threads, and well over batches.
+A *lane* is a thread that runs one batch after another. Turns go round the owners of requests, and a
+batch takes one input of each owner in turn: nobody waits behind all inputs of somebody else.
 """
 
 from __future__ import annotations
@@ -11,28 +10,24 @@ import logging
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from copy import copy
+from heapq import merge
+from itertools import chain, islice, zip_longest
 
 import torch
 from torch import Tensor
 
 from app.device_failures import is_device_failure
 from app.encoders.models.base import EncoderModel, Item
-from app.errors import AnchorageError, EncoderFailed, Overloaded, TooMuchAtOnce
+from app.errors import AnchorageError, EncoderFailed, TooMuchAtOnce
 from app.ops import metrics
 from app.threads import use_threads
 
 log = logging.getLogger("anchorage.encoders")
-
-#: share of the budget below which a batch wastes the machine
-SMALL_BATCH = 0.5
-
-#: smallest ratio of two lengths in one padded batch
-LENGTH_RATIO = 0.5
 
 #: `retry_after_s` of a refusal
 WAITING_RETRY_S = 5
@@ -45,39 +40,33 @@ class EncodeTask:
     """The items of one request. `future` will hold the vectors (n, dim), in the items' order."""
 
     def __init__(
-        self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
+        self, model: EncoderModel, items: Sequence[Item], owner: str, *, is_limited: bool
     ) -> None:
         self.model = model
         self.owner = owner
-        self.patient = patient
+        self.is_limited = is_limited
         self.future: Future[Tensor] = Future()
         self.started = time.perf_counter()
         #: the waiting items and their places in the request, the longest first
         self.waiting = sorted(enumerate(items), key=lambda entry: -entry[1].length)
-        #: of the waiting items
-        self.cost = sum(item.cost for item in items)
         self._vectors = torch.empty(len(items), model.dim)
         self._unfinished = len(items)
         self._lock = threading.Lock()
 
-    def take(self, budget: int, longest: Item | None) -> list[tuple[int, Item]]:
-        """Remove the longest waiting items up to a cost of `budget`, and return them.
+    @property
+    def length(self) -> int:
+        """Of all waiting items."""
+        return sum(item.length for _, item in self.waiting)
 
-        longest  the longest item of a padded batch: items that are longer or much shorter stay, and
-                 each of them costs as much as this one
-        """
-        start = end = cost = 0
-        if longest is not None:
-            start = end = bisect_left(self.waiting, -longest.length, key=lambda e: -e[1].length)
-        for _, item in self.waiting[start:]:
-            cost += max(1, (longest or item).cost)
-            if cost > budget or (longest and item.length < LENGTH_RATIO * longest.length):
-                break
-            end += 1
-        taken = self.waiting[start:end]
-        del self.waiting[start:end]
-        self.cost -= sum(item.cost for _, item in taken)
-        return taken
+    def fitting(self, longest: int) -> Iterator[BatchEntry]:
+        """Yield the waiting items up to this length, the longest first."""
+        for place, item in islice(self.waiting, self._find(longest), None):
+            yield self, place, item
+
+    def drop(self, longest: int, count: int) -> None:
+        """Remove the first `count` items of `fitting`."""
+        start = self._find(longest)
+        del self.waiting[start : start + count]
 
     def deliver(self, places: Sequence[int], vectors: Tensor) -> None:
         """Store the vectors of these items. The last delivery sets the future's result."""
@@ -93,74 +82,56 @@ class EncodeTask:
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 
+    def _find(self, longest: int) -> int:
+        return bisect_left(self.waiting, -longest, key=lambda entry: -entry[1].length)
 
-#: a task, and its items in one batch with their places
-BatchPart = tuple[EncodeTask, list[tuple[int, Item]]]
+
+#: an item with its task and its place there
+BatchEntry = tuple[EncodeTask, int, Item]
 
 
 class Batcher:
-    """The tasks that wait for each model, and the lanes that run them. Tasks take turns.
+    """The tasks that wait, and the lanes that run them.
 
     lanes    batches at once
-    each     batches at once of one model; None: `lanes`
     threads  torch threads of each lane; None: the lanes do not compute
-    budget   cost of one batch with padding, as if each item cost as much as its longest
-    most     cost that may wait; one owner may use half of it
+    budget   length of one batch with padding, as if each item were as long as its longest
+    most     length of one owner's items that may wait
     device   device on which the lanes compute
     """
 
     def __init__(
-        self,
-        *,
-        lanes: int,
-        threads: int | None,
-        budget: int,
-        most: int,
-        each: int | None = None,
-        device: str = "cpu",
+        self, *, lanes: int, threads: int | None, budget: int, most: int, device: str = "cpu"
     ) -> None:
         self._count, self._threads, self._budget, self._most = lanes, threads, budget, most
-        self._each = each or lanes
         self._device = device
-        #: running batches by model
-        self._running: Counter[int] = Counter()
         self._changed = threading.Condition()
-        #: by the model's id, the next model and the next task first. An id stays unique while tasks
-        #: hold the model
-        self._queues: dict[int, deque[EncodeTask]] = {}
-        self._cost = 0
-        #: cost of tasks that may be refused, by owner
-        self._costs: Counter[str] = Counter()
-        #: lanes that wait for items
-        self._idle = 0
+        #: the waiting tasks of each owner; the owner that was served longest ago first
+        self._owners: dict[str, list[EncodeTask]] = {}
         self._lanes: list[threading.Thread] = []
         self._closed = False
         #: whether the device failed; only another process can compute on it again
         self.broken = False
 
     def submit(
-        self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
+        self, model: EncoderModel, items: Sequence[Item], owner: str, *, is_limited: bool = True
     ) -> EncodeTask:
         """Queue items, and return their task.
 
-        A `patient` task, such as a job's, is never refused and does not count towards the limits of
-        other tasks.
-
-        Raises Overloaded when too much waits, TooMuchAtOnce when too much of this owner waits, and
+        Raises TooMuchAtOnce for a limited task while too much of its owner's waits, and
         EncoderFailed after `close`.
         """
-        task = EncodeTask(model, items, owner, patient=patient)
+        task = EncodeTask(model, items, owner, is_limited=is_limited)
         if not items:
             task.deliver([], torch.empty(0, model.dim))
             return task
         with self._changed:
             if self._closed:
                 raise _stop_error()
-            if not patient:
-                self._check_capacity(owner)
+            if is_limited:
+                self._require_room(owner)
             self._start_lanes()
-            self._queues.setdefault(id(model), deque()).append(task)
-            self._count_cost(task, task.cost)
+            self._owners.setdefault(owner, []).append(task)
             metrics.ENCODE_WAITING.inc(len(items))
             self._changed.notify(self._count)
         task.future.add_done_callback(lambda _: self._forget(task))
@@ -173,7 +144,7 @@ class Batcher:
         """
         with self._changed:
             self._closed = True
-            tasks = [task for queue in self._queues.values() for task in queue]
+            tasks = list(chain.from_iterable(self._owners.values()))
             self._changed.notify_all()
         for task in tasks:
             task.fail(_stop_error())
@@ -187,40 +158,27 @@ class Batcher:
             dropped = len(task.waiting)
             if not dropped:
                 return
-            queue = self._queues[id(task.model)]
-            queue.remove(task)
-            if not queue:
-                del self._queues[id(task.model)]
-            self._count_cost(task, -task.cost)
             task.waiting = []
+            self._remove_empty(task.owner)
         metrics.ENCODE_WAITING.dec(dropped)
         if task.future.cancelled():
             metrics.ENCODE_DROPPED.inc(dropped)
 
-    def _check_capacity(self, owner: str) -> None:
-        """Raises Overloaded and TooMuchAtOnce."""
-        waiting = self._costs.total()
-        # An owner with no waiting items has twice the limit.
-        if waiting >= 2 * self._most or (waiting >= self._most and owner in self._costs):
-            raise Overloaded(
-                f"Inputs of {waiting} tokens wait to be encoded; the limit is {self._most}. "
-                f"Try again in {WAITING_RETRY_S} s.",
-                retry_after_s=WAITING_RETRY_S,
-            )
-        if self._costs[owner] >= self._most // 2:
-            raise TooMuchAtOnce(
-                f"Inputs of {self._costs[owner]} tokens of this API key wait to be encoded; the "
-                f"limit is {self._most // 2}. Try again in {WAITING_RETRY_S} s, or send fewer "
-                "requests at once.",
-                retry_after_s=WAITING_RETRY_S,
-            )
+    def _remove_empty(self, owner: str) -> None:
+        self._owners[owner] = [task for task in self._owners[owner] if task.waiting]
+        if not self._owners[owner]:
+            del self._owners[owner]
 
-    def _count_cost(self, task: EncodeTask, change: int) -> None:
-        self._cost += change
-        if not task.patient:
-            self._costs[task.owner] += change
-            if not self._costs[task.owner]:
-                del self._costs[task.owner]
+    def _require_room(self, owner: str) -> None:
+        """Raises TooMuchAtOnce."""
+        tasks = self._owners.get(owner, ())
+        waiting = sum(task.length for task in tasks if task.is_limited)
+        if waiting >= self._most:
+            raise TooMuchAtOnce(
+                f"Inputs of {waiting} tokens of this project wait to be encoded; the limit is "
+                f"{self._most}. Try again in {WAITING_RETRY_S} s, or send fewer requests at once.",
+                retry_after_s=WAITING_RETRY_S,
+            )
 
     def _start_lanes(self) -> None:
         while len(self._lanes) < self._count:
@@ -253,127 +211,99 @@ class Batcher:
 
         A separate method, so that an idle lane holds no reference to an unloaded model.
         """
-        parts = self._next()
-        if parts is None:
-            return False
+        with self._changed:
+            self._changed.wait_for(lambda: self._owners or self._closed)
+            if self._closed:
+                return False
+            batch = self._take_batch()
         started = time.perf_counter()
-        for task, _ in parts:
+        for task in {task for task, _, _ in batch}:
             metrics.ENCODE_WAIT_SECONDS.observe(started - task.started)
-        try:
-            error = _run(parts)
-            if error is None:
-                _record_batch(parts)
-            elif is_device_failure(error):
-                self.broken = True
-        finally:
-            with self._changed:
-                self._running -= Counter([id(parts[0][0].model)])
-                self._changed.notify()
+        error = _run(batch)
+        if error is None:
+            _record_batch(batch)
+        elif is_device_failure(error):
+            self.broken = True
         return True
 
-    def _next(self) -> list[BatchPart] | None:
-        """Wait for items, and return the next batch; None after `close`."""
-        with self._changed:
-            while (key := self._choose_model()) is None and not self._closed:
-                self._idle += 1
-                self._changed.wait()
-                self._idle -= 1
-            if self._closed or key is None:
-                return None
-            queue = self._queues.pop(key)
-            # The idle lanes also get a share of the items.
-            share = max(int(self._budget * SMALL_BATCH), -(-self._cost // (1 + self._idle)))
-            parts = _take_batch(queue, min(self._budget, share))
-            if queue:  # at the end: another model is next
-                self._queues[key] = queue
-            for task, entries in parts:
-                self._count_cost(task, -sum(item.cost for _, item in entries))
-                metrics.ENCODE_WAITING.dec(len(entries))
-            self._running[key] += 1
-            return parts
+    def _take_batch(self) -> list[BatchEntry]:
+        """Remove the items of the next batch from their tasks, and return them.
 
-    def _choose_model(self) -> int | None:
-        """Return the first model that runs in fewer lanes than it may use."""
-        return next((key for key in self._queues if self._running[key] < self._each), None)
-
-
-def _take_batch(queue: deque[EncodeTask], budget: int) -> list[BatchPart]:
-    """Remove the items of the next batch from the queue, and return them.
-
-    The longest item of the first task is always in the batch. The tasks share the rest of the
-    budget: the smallest ones first, so that a large one takes what they leave. The first task then
-    goes to the end of the queue.
-    """
-    first = queue[0]
-    lead = first.waiting.pop(0)
-    first.cost -= lead[1].cost
-    longest = lead[1] if first.model.pads else None
-    parts = {first: [lead]}
-    room = budget - max(1, lead[1].cost)
-    tasks = sorted(queue, key=lambda task: task.cost)
-    for place, task in enumerate(tasks):
-        entries = task.take(-(-room // (len(tasks) - place)), longest)
-        room -= sum(max(1, (longest or item).cost) for _, item in entries)
-        if entries:
-            parts.setdefault(task, []).extend(entries)
-        if not task.waiting:
-            queue.remove(task)
-    if queue and queue[0] is first:
-        queue.rotate(-1)
-    return list(parts.items())
+        The first owner's first task leads: its longest item is in the batch, and longer ones are
+        not. All owners fill the rest in turn, each with its longest items.
+        """
+        lead = next(iter(self._owners.values()))[0]
+        longest = lead.waiting[0][1].length
+        room = max(1, min(lead.model.batch, self._budget // max(1, longest)))
+        fitting = (
+            merge(
+                *(task.fitting(longest) for task in tasks if task.model is lead.model),
+                key=lambda entry: -entry[2].length,
+            )
+            for tasks in self._owners.values()
+        )
+        in_turn = chain.from_iterable(zip_longest(*fitting))
+        batch = list(islice(filter(None, in_turn), room))
+        for task, count in Counter(task for task, _, _ in batch).items():
+            task.drop(longest, count)
+        self._owners[lead.owner].append(self._owners[lead.owner].pop(0))
+        for owner in dict.fromkeys(task.owner for task, _, _ in batch):
+            self._owners[owner] = self._owners.pop(owner)  # at the end: others are next
+            self._remove_empty(owner)
+        metrics.ENCODE_WAITING.dec(len(batch))
+        return batch
 
 
 def _stop_error() -> EncoderFailed:
     return EncoderFailed("The server is stopping. Send the request again.")
 
 
-def _record_batch(parts: list[BatchPart]) -> None:
-    costs = [item.cost for _, entries in parts for _, item in entries]
-    metrics.ENCODE_BATCH.observe(len(costs))
-    metrics.ENCODE_TOKENS.labels("read").inc(sum(costs))
-    if parts[0][0].model.pads:
-        metrics.ENCODE_TOKENS.labels("padding").inc(max(costs) * len(costs) - sum(costs))
+def _record_batch(batch: list[BatchEntry]) -> None:
+    lengths = [item.length for _, _, item in batch]
+    metrics.ENCODE_BATCH.observe(len(batch))
+    metrics.ENCODE_TOKENS.labels("read").inc(sum(lengths))
+    metrics.ENCODE_TOKENS.labels("padding").inc(max(lengths) * len(lengths) - sum(lengths))
 
 
-def _run(parts: list[BatchPart]) -> AnchorageError | None:
+def _run(batch: list[BatchEntry]) -> AnchorageError | None:
     """Run one batch, and return its error; None if it succeeded.
 
     After a failure each task's part runs alone, so that one bad input fails only its own task.
     """
+    parts: dict[EncodeTask, list[int]] = {}
+    for row, (task, _, _) in enumerate(batch):
+        parts.setdefault(task, []).append(row)
     try:
-        vectors = _compute(parts)
+        vectors = _compute(batch)
     except AnchorageError as error:
         # Each part would fail in the same way after the endpoint's whole timeout.
-        unreachable = parts[0][0].model.remote and isinstance(error, EncoderFailed)
-        if len(parts) == 1 or unreachable:
-            for task, _ in parts:
+        is_unreachable = batch[0][0].model.endpoint and isinstance(error, EncoderFailed)
+        for task, rows in parts.items():
+            if len(parts) == 1 or is_unreachable:
                 own = copy(error)  # because each request names its own field in it
                 own.__cause__ = error.__cause__
                 task.fail(own)
-        else:
-            for part in parts:
-                if not part[0].future.done():
-                    _run([part])
+            elif not task.future.done():
+                _run([batch[row] for row in rows])
         return error
-    start = 0
-    for task, entries in parts:
-        task.deliver([place for place, _ in entries], vectors[start : start + len(entries)])
-        start += len(entries)
+    for task, rows in parts.items():
+        task.deliver([batch[row][1] for row in rows], vectors[rows])
     return None
 
 
-def _compute(parts: list[BatchPart]) -> Tensor:
-    """Return the vectors of all parts.
+def _compute(batch: list[BatchEntry]) -> Tensor:
+    """Return the vectors of a batch.
 
     Raises only AnchorageErrors, whatever the model raises or returns, because a lane must not end.
     """
-    model = parts[0][0].model
+    model = batch[0][0].model
     try:
-        items = [item for _, entries in parts for _, item in entries]
-        vectors = model.run(items)
-        if vectors.shape != (len(items), model.dim):
+        vectors = model.run(
+            [item for _, _, item in batch], lambda: all(task.future.done() for task, _, _ in batch)
+        )
+        if vectors.shape != (len(batch), model.dim):
             raise ValueError(
-                f"shape {tuple(vectors.shape)} for {len(items)} inputs of {model.dim} dimensions"
+                f"shape {tuple(vectors.shape)} for {len(batch)} inputs of {model.dim} dimensions"
             )
         return vectors
     except AnchorageError:

@@ -5,12 +5,12 @@ loaders read them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.errors import InvalidOption, MissingField, UnknownOption
+from app.errors import InvalidOption, UnknownOption
 from app.types import EncoderKind
 
 #: more options than any kind has
@@ -94,30 +94,16 @@ OPTIONS_BY_KIND: dict[EncoderKind, type[EncoderOptions]] = {
     EncoderKind.openai: RemoteOptions,
 }
 
-OptionsT = TypeVar("OptionsT", bound=EncoderOptions)
 
-
-def read_options(kind: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
-    """Return the checked options. Raises UnknownOption, InvalidOption and MissingField, which name
-    the field options.X.
-    """
-    try:
-        return kind.model_validate(dict(options))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    field = ".".join(["options", *(str(part) for part in first["loc"] if part != "[key]")])
-    if first["type"] == "missing":
-        raise MissingField(f"`{field}` is missing. Send it.", field=field)
-    if first["type"] == "extra_forbidden" or "[key]" in first["loc"]:
-        names = f"Its options are {', '.join(kind.model_fields)}."
-        if not first["loc"]:  # more than MAX_OPTIONS names
-            raise UnknownOption(f"{first['msg']} {names}", field=field)
-        if first["loc"][0] == "prompts":
-            names = "Prompts have the names query and document."
-        raise UnknownOption(
-            f"`{field}` does not exist for this kind of encoder. {names}", field=field
+def choose_dim(options: EncoderOptions, full: int) -> int:
+    """Return the dimension of the vectors, of which the model has `full`. Raises InvalidOption."""
+    dim = options.dim or full
+    if dim > full:
+        raise InvalidOption(
+            f"`options.dim` must be from 1 to {full}, the model's dimension; got {dim}.",
+            field="options.dim",
         )
-    raise InvalidOption(f"`{field}` is invalid: {first['msg']}.", field=field)
+    return dim
 
 
 def refuse_other_kinds(kind: EncoderKind, options: Mapping[str, Any]) -> None:

@@ -31,12 +31,12 @@ LOADERS: dict[str, Loader] = {
     EncoderKind.openai: remote.load,
 }
 
-#: most lanes of a CPU; more cores give each lane more threads
-MAX_LANES = 8
+#: threads of a lane of a CPU: the products of a small model scale poorly over more
+LANE_THREADS = 2
 #: lanes of a GPU: one copies and hands out while the other computes
 GPU_LANES = 2
-#: requests at once to all endpoints
-REMOTE_LANES = 8
+#: requests at once to one endpoint
+ENDPOINT_LANES = 4
 
 #: tokens of one batch with padding. On a CPU a larger batch is hardly faster, and delays others.
 CPU_BATCH_TOKENS = 512
@@ -45,11 +45,8 @@ BATCH_TOKENS = 16_384
 #: age at which an endpoint's model is loaded again, because the endpoint may have replaced it
 REMOTE_RELOAD_S = 300
 
-#: requests at once to one endpoint's model, so that a slow endpoint leaves lanes for others
-REMOTE_LANES_PER_MODEL = 3
-
-#: most tokens that wait
-MAX_WAITING_TOKENS = 2**19
+#: most tokens of one project that wait; for an endpoint, most inputs
+MAX_WAITING = 2**18
 
 #: most loaded models; it bounds the remote ones, which take hardly any memory
 MAX_MODELS = 1_024
@@ -76,21 +73,26 @@ class EncoderPool:
         self._loaded: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
         self._loading = SingleFlight(shared_errors=BaseException)
         self._lock = threading.Lock()
-        self._compute = _local_lanes(device, cores or torch.get_num_threads())
-        self._network = Batcher(
-            lanes=REMOTE_LANES,
-            each=REMOTE_LANES_PER_MODEL,
-            threads=None,
-            budget=BATCH_TOKENS,
-            most=MAX_WAITING_TOKENS,
+        cores = cores or torch.get_num_threads()
+        on_cpu = device == "cpu"
+        lanes = max(1, cores // LANE_THREADS) if on_cpu else GPU_LANES
+        self._compute = Batcher(
+            lanes=lanes,
+            threads=max(1, cores // lanes),
+            budget=CPU_BATCH_TOKENS if on_cpu else BATCH_TOKENS,
+            most=MAX_WAITING,
+            device=device,
         )
+        #: the lanes of each endpoint: one that is slow or dead delays no other
+        self._network: dict[str, Batcher] = {}
 
     def get(
         self, spec: EncoderSpec, *, turn: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> EncoderModel:
         """Return the model, and load it if necessary.
 
-        The first caller loads the model inside `turn()`; other callers wait for its result. Raises
+        The first caller loads the model inside `turn()`; other callers wait for its result. An
+        endpoint's model takes no turn, because it computes nothing here. Raises
         EncoderNeedsVectors for kinds without a loader, and the loader's errors.
         """
         loader = LOADERS.get(spec.kind)
@@ -107,7 +109,7 @@ class EncoderPool:
             found = self.loaded(spec)  # another call may have ended meanwhile
             if found is not None:
                 return found
-            with turn():
+            with nullcontext() if spec.kind == EncoderKind.openai else turn():
                 return self._load(loader, spec)
 
         return self._loading.run(spec.key, load)
@@ -145,34 +147,49 @@ class EncoderPool:
             self._compute.broken = True
 
     def submit(
-        self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
+        self, model: EncoderModel, items: Sequence[Item], owner: str, *, is_limited: bool = True
     ) -> EncodeTask:
-        """Queue prepared inputs, and return their task. Raises Overloaded and TooMuchAtOnce."""
-        lanes = self._network if model.remote else self._compute
-        return lanes.submit(model, items, owner, patient=patient)
+        """Queue prepared inputs, and return their task. Raises TooMuchAtOnce for a limited one."""
+        lanes = self._compute if model.endpoint is None else self._lanes_of(model.endpoint)
+        return lanes.submit(model, items, owner, is_limited=is_limited)
+
+    def _lanes_of(self, endpoint: str) -> Batcher:
+        with self._lock:
+            if endpoint not in self._network:
+                self._network[endpoint] = Batcher(
+                    lanes=ENDPOINT_LANES, threads=None, budget=BATCH_TOKENS, most=MAX_WAITING
+                )
+            return self._network[endpoint]
 
     def close(self) -> None:
-        self._compute.close()
-        self._network.close()
+        for lanes in (self._compute, *self._network.values()):
+            lanes.close()
 
     def _find(self, key: str) -> EncoderModel | None:
         if key not in self._loaded:
             return None
         model, loaded_at = self._loaded[key]
-        if model.remote and time.monotonic() - loaded_at > REMOTE_RELOAD_S:
+        if model.endpoint and time.monotonic() - loaded_at > REMOTE_RELOAD_S:
             del self._loaded[key]
             return None
         self._loaded.move_to_end(key)
         return model
 
     def _load(self, loader: Loader, spec: EncoderSpec) -> EncoderModel:
+        """Raises EncoderUnavailable, and InvalidOption for an option that the model has not."""
         try:
             model = loader(spec, self._sources, self.device)
             self._add(spec.key, model)
-        except AnchorageError as error:
+        except Exception as error:  # the libraries may raise anything for a broken model
             metrics.MODEL_LOADS.labels("refused").inc()
             self.check_device(error)
-            raise
+            if isinstance(error, AnchorageError):
+                raise
+            raise EncoderUnavailable(
+                f"Model {spec.model!r} cannot be loaded ({type(error).__name__}). "
+                "The server's log has the reason.",
+                field="model",
+            ) from error
         metrics.MODEL_LOADS.labels("loaded").inc()
         if model.nbytes:
             _freeze_objects()
@@ -199,18 +216,6 @@ class EncoderPool:
     def _update_metrics(self) -> None:
         metrics.MODELS.set(len(self._loaded))
         metrics.MODEL_BYTES.set(self._bytes())
-
-
-def _local_lanes(device: str, cores: int) -> Batcher:
-    on_cpu = device == "cpu"
-    lanes = min(cores, MAX_LANES) if on_cpu else GPU_LANES
-    return Batcher(
-        lanes=lanes,
-        threads=max(1, cores // lanes),
-        budget=CPU_BATCH_TOKENS if on_cpu else BATCH_TOKENS,
-        most=MAX_WAITING_TOKENS,
-        device=device,
-    )
 
 
 def _freeze_objects() -> None:

@@ -25,7 +25,7 @@ from app.types import InputRole
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: pixels of a patch's side: an image costs as much as its number of patches
+#: pixels of a patch's side: an image is as long as its number of patches
 PATCH_SIDE = 16
 
 
@@ -176,8 +176,7 @@ class ImagePreparer:
         _, height, width = preprocessing.size
         return Item(
             features,
-            length=max(height, width),
-            cost=max(1, height * width // PATCH_SIDE**2),
+            length=max(1, height * width // PATCH_SIDE**2),
             tokens=0,
         )
 

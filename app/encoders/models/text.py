@@ -5,8 +5,7 @@ an allowed hub.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,20 @@ import torch
 from torch import Tensor
 
 from app.encoders.models.base import (
-    CHARACTERS_PER_TOKEN,
     ENCODER_DTYPES,
-    EncoderModel,
     EncoderSpec,
     Input,
     Item,
     ModelIdentity,
     ModelSources,
+    estimate_tokens,
+    require_texts,
 )
 from app.encoders.models.model_files import find_model
-from app.encoders.models.options import TextOptions, read_options
-from app.encoders.models.tokenizer import TextTokenizer, find_tokenizer
+from app.encoders.models.options import TextOptions, choose_dim
 from app.encoders.models.torchvision_ops import make_importable
 from app.errors import EncoderUnavailable, InvalidInput, InvalidOption
-from app.threads import to_device
-from app.types import InputRole, Modality, is_unicode
+from app.types import InputRole, Modality
 
 #: model -> the PyPI package that contains it, so that it needs no hub
 PACKAGED_MODELS = {
@@ -54,14 +51,11 @@ VARIANT_TOKEN_LIMITS = (64, 128, 256, 384, 512)
 #: texts in one batch of `variants`
 VARIANT_BATCH = 32
 
-#: the faster path is only used if it agrees with the library's own `encode` on these texts
-PROBE_TEXTS = [
-    "Anchors hold.",
-    " \u00dcber A\u0301n\u4e00\U0001f98a\n",
-    "A longer sentence, so that no two have the same number of tokens; and more of it.",
-]
-#: largest difference that counts as agreement, relative to the largest number of the vectors
-PROBE_TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-4, 0.02
+#: encoded when a model is loaded, so that a broken model, or one that cannot pad, fails then
+PROBE_TEXTS = ["Anchors hold.", "A longer sentence, so that the other one is padded."]
+
+#: for tokenizers without a limit of their own
+UNLIMITED_TOKENS = 10**9
 
 #: weights that may contain code, and the files that the library reads instead if they exist
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
@@ -71,77 +65,71 @@ SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 class SentenceEncoder:
     """A loaded sentence-transformers model with its options.
 
-    It runs batches with a tokenizer that threads share, or where that does not agree with it, the
-    library's own `encode`.
+    It runs batches as the library's `encode` does, whose tokenizer threads must not share.
     """
 
     modality = Modality.text
-    remote = False
-    pads = True
+    endpoint = None
+    batch = 2_048
 
     def __init__(self, model: Any, identity: ModelIdentity) -> None:
         self.identity = identity
         self.dim = identity.dim
         self.nbytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         self._model = model
-        #: held during the library's `encode`, whose tokenizer threads must not share
-        self._encode_lock = threading.Lock()
-        self._tokenizer = find_tokenizer(model)
-        if self._tokenizer is not None and not self._matches_library(self._tokenizer):
-            self._tokenizer = None
+        self._tokenizing = threading.Lock()
+        #: the native tokenizer without a limit, which threads may share; None: tokens are estimated
+        self._counter = _find_tokenizer(model)
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
-        """Tokenize texts. Raises InvalidInput for images, invalid Unicode and empty texts."""
-        texts = [value for value in inputs if isinstance(value, str)]
-        if len(texts) < len(inputs):
-            wrong = [row for row, value in enumerate(inputs) if not isinstance(value, str)]
-            raise InvalidInput(
-                "This encoder reads texts. Send strings, not images.", field="inputs", rows=wrong
-            )
-        if wrong := [row for row, text in enumerate(texts) if not is_unicode(text)]:
-            raise InvalidInput(
-                "A text contains half of a surrogate pair. Send valid Unicode.",
-                field="inputs",
-                rows=wrong,
-            )
-        items = self._make_items(texts, self.identity.prompts.get(role, ""))
-        if wrong := [row for row, item in enumerate(items) if item.length == 0]:
+        """Count tokens. Raises InvalidInput for images, invalid Unicode and empty texts."""
+        prompt = self.identity.prompts.get(role, "")
+        texts = require_texts(inputs)
+        lengths = self._count_tokens([prompt + text for text in texts])
+        if empty := [row for row, length in enumerate(lengths) if not length]:
             raise InvalidInput(
                 "A text has no tokens for this encoder. Remove it, or send another text.",
                 field="inputs",
-                rows=wrong,
+                rows=empty,
             )
-        return items
+        most = self._model.max_seq_length or UNLIMITED_TOKENS
+        return [
+            Item((prompt, text), min(length, most), min(length, most), truncated=length > most)
+            for text, length in zip(texts, lengths, strict=True)
+        ]
 
-    def _make_items(self, texts: Sequence[str], prompt: str) -> list[Item]:
-        if self._tokenizer is not None:
-            return self._tokenizer([prompt + text for text in texts])
-        return [_estimate_item(prompt, text) for text in texts]
+    def _count_tokens(self, texts: list[str]) -> list[int]:
+        if self._counter is None:
+            return [estimate_tokens(text) for text in texts]
+        return [len(encoding) for encoding in self._counter.encode_batch_fast(texts)]
 
-    def run(self, items: Sequence[Item]) -> Tensor:
-        with torch.inference_mode():
-            vectors = self._run(items)[:, : self.dim].float()
-            if self.identity.normalise:
-                vectors = torch.nn.functional.normalize(vectors, dim=1)
-        return vectors.cpu().clone()  # autograd does not accept inference tensors
+    def run(self, items: Sequence[Item], is_abandoned: Callable[[], bool]) -> Tensor:
+        vectors = torch.empty(len(items), self.dim)
+        for prompt in {item.features[0] for item in items}:
+            rows = [row for row, item in enumerate(items) if item.features[0] == prompt]
+            texts = [items[row].features[1] for row in rows]
+            vectors[rows] = self._encode(texts, prompt)[:, : self.dim]
+        return torch.nn.functional.normalize(vectors) if self.identity.normalise else vectors
 
-    def _run(self, items: Sequence[Item]) -> Tensor:
-        if self._tokenizer is None:
-            return self._encode(items)
-        return self._forward([self._model], self._tokenizer, items)
-
-    def _forward(
-        self, modules: Sequence[Any], tokenizer: TextTokenizer, items: Sequence[Item]
+    @torch.inference_mode()
+    def _encode(
+        self, texts: list[str], prompt: str, modules: Iterable[Any] = (), **options: Any
     ) -> Tensor:
-        state: Any = {
-            name: to_device(table, self._model.device)
-            for name, table in tokenizer.pad([item.features for item in items]).items()
-        }
-        for module in modules:
-            state = module(state)
-        return state["sentence_embedding"]  # type: ignore[no-any-return]
+        """Return one batch's vectors as the library computes them, with all dimensions.
 
-    def variants(self, inputs: Sequence[str]) -> Iterator[tuple[str, str, Tensor]]:
+        modules  instead of the model's own
+        options  of its tokenizer
+        """
+        from sentence_transformers.util import batch_to_device
+
+        with self._tokenizing:
+            state = self._model.preprocess(texts, prompt=prompt or None, **options)
+        state = batch_to_device(state, self._model.device)
+        for module in modules or self._model:
+            state = module(state)
+        return state["sentence_embedding"].float().cpu()  # type: ignore[no-any-return]
+
+    def variants(self, texts: list[str]) -> Iterator[tuple[str, str, Tensor]]:
         """Encode texts with other prompts, poolings and token limits.
 
         Yields (cause, description, vectors). The vectors have all dimensions and are only
@@ -150,27 +138,20 @@ class SentenceEncoder:
         own = self.identity.prompts.get(InputRole.document, "")
         for prompt in dict.fromkeys([own, "", *self._model.prompts.values(), *VARIANT_PROMPTS]):
             description = f"the prompt {prompt!r}" if prompt else "no prompt"
-            vectors = self._run_variant(self._make_items(inputs, prompt), self._run)
-            yield "prompt", description, vectors
-        if self._tokenizer is None:
-            return
-        texts = [own + text for text in inputs]
+            yield "prompt", description, self._encode_all(texts, prompt)
         for mode, modules in self._other_poolings():
-            forward = partial(self._forward, modules, self._tokenizer)
-            yield "pooling", f"{mode} pooling", self._run_variant(self._tokenizer(texts), forward)
+            yield "pooling", f"{mode} pooling", self._encode_all(texts, own, modules)
+        positions = getattr(getattr(self._model[0], "config", None), "max_position_embeddings", 0)
         for most in VARIANT_TOKEN_LIMITS:
-            if most != self._tokenizer.most and most <= self._most_positions():
-                items = self._tokenizer.with_limit(most)(texts)
-                description = f"texts cut to {most} tokens"
-                yield "truncation", description, self._run_variant(items, self._run)
+            if most != self._model.max_seq_length and most <= positions:
+                limit = {"text": {"max_length": most}}
+                vectors = self._encode_all(texts, own, processing_kwargs=limit)
+                yield "truncation", f"texts cut to {most} tokens", vectors
 
-    def _run_variant(
-        self, items: Sequence[Item], run: Callable[[Sequence[Item]], Tensor]
-    ) -> Tensor:
-        starts = range(0, len(items), VARIANT_BATCH)
-        with torch.inference_mode():
-            pieces = [run(items[start : start + VARIANT_BATCH]) for start in starts]
-        return torch.cat(pieces).float().cpu().clone()
+    def _encode_all(self, texts: list[str], *args: Any, **options: Any) -> Tensor:
+        starts = range(0, len(texts), VARIANT_BATCH)
+        pieces = [self._encode(texts[i : i + VARIANT_BATCH], *args, **options) for i in starts]
+        return torch.cat(pieces)
 
     def _other_poolings(self) -> Iterator[tuple[str, list[Any]]]:
         """Yield each other pooling, and the model's modules with it."""
@@ -184,65 +165,26 @@ class SentenceEncoder:
                     other = Pooling(modules[place].embedding_dimension, pooling_mode=mode)
                     yield mode, [*modules[:place], other, *modules[place + 1 :]]
 
-    def _most_positions(self) -> int:
-        """Return the most tokens that the model can read, beyond its tokenizer's limit."""
-        return int(
-            getattr(self._model[0].config, "max_position_embeddings", None)
-            or self._model.max_seq_length
-        )
 
-    def _encode(self, items: Sequence[Item]) -> Tensor:
-        """Run the library's `encode` for each prompt: some models exclude the prompt's tokens from
-        the pooling.
-        """
-        places: dict[str, list[int]] = {}
-        for place, item in enumerate(items):
-            places.setdefault(item.features[0], []).append(place)
-        vectors = torch.empty(
-            len(items), int(self._model.get_embedding_dimension()), device=self._model.device
-        )
-        for prompt, rows in places.items():
-            texts = [items[row].features[1] for row in rows]
-            with self._encode_lock:
-                encoded = self._model.encode(
-                    texts,
-                    prompt=prompt,
-                    batch_size=len(texts),
-                    convert_to_tensor=True,
-                    show_progress_bar=False,
-                )
-            vectors[rows] = encoded.float()
-        return vectors
+def _find_tokenizer(model: Any) -> Any:
+    """Return a copy of the model's native tokenizer without limit and padding, or None."""
+    from tokenizers import Tokenizer
 
-    def _matches_library(self, tokenizer: TextTokenizer) -> bool:
-        """Return whether one batch of the probe texts has the same vectors as the library's
-        `encode` of each text: neither the other texts nor the side of the padding may matter.
-        """
-        try:
-            fast = self.run(tokenizer(PROBE_TEXTS))
-            self._tokenizer = None
-            slow = torch.cat([self.run([_estimate_item("", text)]) for text in PROBE_TEXTS])
-        except Exception:  # an unsupported kind of model may raise anything
-            return False
-        finally:
-            self._tokenizer = tokenizer
-        full = self.identity.dtype == "float32"
-        tolerance = PROBE_TOLERANCE if full else HALF_PRECISION_TOLERANCE
-        return torch.allclose(fast, slow, rtol=0, atol=float(slow.abs().max()) * tolerance)
+    backend = getattr(getattr(model[0], "tokenizer", None), "backend_tokenizer", None)
+    if backend is None:
+        return None
+    copy = Tokenizer.from_str(backend.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
 
 
-def _estimate_item(prompt: str, text: str) -> Item:
-    """Return an untokenized item (prompt, text) with an estimate of its tokens."""
-    length = len(prompt + text) // CHARACTERS_PER_TOKEN + 1
-    return Item((prompt, text), length, length, length)
-
-
-def load(spec: EncoderSpec, sources: ModelSources, device: str) -> EncoderModel:
+def load(spec: EncoderSpec, sources: ModelSources, device: str) -> SentenceEncoder:
     """Load a model by name. Never runs a model's own code, and never unpickles weights.
 
-    Raises EncoderUnavailable, and UnknownOption and InvalidOption for `spec.options`.
+    Raises EncoderUnavailable, InvalidOption, and anything else for a broken model.
     """
-    options = read_options(TextOptions, spec.options)
+    options = TextOptions.model_validate(dict(spec.options))
     if find_spec("sentence_transformers") is None:
         raise EncoderUnavailable(
             "sentence-transformers is not installed on the server. "
@@ -256,31 +198,27 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> EncoderModel:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would fill the log
-    kwargs: dict[str, Any] = {"use_safetensors": True}
-    if options.dtype is not None:
-        kwargs["dtype"] = ENCODER_DTYPES[options.dtype]
-
-    def build() -> SentenceEncoder:
-        model = SentenceTransformer(
-            str(folder),
-            device=device,
-            trust_remote_code=False,
-            local_files_only=True,
-            model_kwargs=kwargs,
-        ).eval()
-        for tensor in (*model.parameters(), *model.buffers()):
-            # A file that somebody overwrites would change weights that are mapped into memory, or
-            # end the process.
-            tensor.data = tensor.data.clone()
-        for module in model:
-            # A module with auto_model has this dtype already, except where it needs more precision.
-            if "dtype" in kwargs and not hasattr(module, "auto_model"):
-                module.to(kwargs["dtype"])
-        encoder = SentenceEncoder(model, _make_identity(spec, model, revision, options))
-        encoder.run(encoder.prepare(PROBE_TEXTS, InputRole.document))
-        return encoder
-
-    return _convert_errors(spec.model, build)
+    dtype = None if options.dtype is None else ENCODER_DTYPES[options.dtype]
+    model = SentenceTransformer(
+        str(folder),
+        device=device,
+        trust_remote_code=False,
+        local_files_only=True,
+        model_kwargs={"use_safetensors": True, **({} if dtype is None else {"dtype": dtype})},
+    ).eval()
+    # On the left, padding would move the positions of models that count from the first token.
+    model.tokenizer.padding_side = "right"
+    for tensor in (*model.parameters(), *model.buffers()):
+        # A file that somebody overwrites would change weights that are mapped into memory, or
+        # end the process.
+        tensor.data = tensor.data.clone()
+    for module in model:
+        # A module with auto_model has this dtype already, except where it needs more precision.
+        if dtype is not None and not hasattr(module, "auto_model"):
+            module.to(dtype)
+    encoder = SentenceEncoder(model, _make_identity(spec, model, revision, options))
+    encoder.run(encoder.prepare(PROBE_TEXTS, InputRole.document), lambda: False)
+    return encoder
 
 
 def _refuse_pickles(model: str, folder: Path) -> None:
@@ -305,30 +243,10 @@ def _find_package(model: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 
-def _convert_errors(model: str, build: Callable[[], SentenceEncoder]) -> SentenceEncoder:
-    try:
-        return build()
-    except (EncoderUnavailable, InvalidOption):
-        raise
-    except Exception as error:  # the libraries may raise anything for a broken model
-        raise EncoderUnavailable(
-            f"Model {model!r} cannot be loaded ({type(error).__name__}). "
-            "The server's log has the reason.",
-            field="model",
-        ) from error
-
-
 def _make_identity(
     spec: EncoderSpec, model: Any, revision: str, options: TextOptions
 ) -> ModelIdentity:
     """Return the identity from the model's own files and the options. Raises InvalidOption."""
-    full = int(model.get_embedding_dimension())
-    dim = full if options.dim is None else options.dim
-    if dim > full:
-        raise InvalidOption(
-            f"`options.dim` must be from 1 to {full}, the model's dimension; got {dim}.",
-            field="options.dim",
-        )
     unit = any(type(module).__name__ == "Normalize" for module in model)
     if unit and options.normalise is False:
         raise InvalidOption(
@@ -342,17 +260,12 @@ def _make_identity(
         model=spec.model,
         revision=revision,
         prompts={role: prompt for role, prompt in prompts.items() if prompt},
-        pooling=None if pooling is None else _read_pooling(pooling),
+        pooling=None if pooling is None else str(pooling.pooling_mode),
         # Truncated vectors are normalised again if the full vectors have unit length.
         normalise=unit if options.normalise is None else options.normalise,
-        dim=dim,
+        dim=choose_dim(options, model.get_embedding_dimension()),
         dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
     )
-
-
-def _read_pooling(module: Any) -> str:
-    mode = getattr(module, "pooling_mode", None)
-    return str(mode) if mode else str(module.get_pooling_mode_str())
 
 
 def _read_prompts(model: Any) -> dict[str, str]:

@@ -25,19 +25,14 @@ from app.encoders.models.base import (
 )
 from app.encoders.models.images import DEFAULT_IMAGE_LIMITS, ImageLimits
 from app.encoders.models.model_files import find_model
-from app.encoders.models.options import ImageOptions, read_options
+from app.encoders.models.options import ImageOptions, choose_dim
 from app.encoders.models.preprocessing import (
     ImagePreparer,
     Preprocessing,
     timm_preprocessing,
 )
 from app.encoders.models.torchvision_ops import import_timm
-from app.errors import (
-    AnchorageError,
-    EncoderFailed,
-    EncoderUnavailable,
-    InvalidOption,
-)
+from app.errors import EncoderFailed, EncoderUnavailable
 from app.threads import to_device
 from app.types import InputRole, Modality
 
@@ -59,8 +54,8 @@ class VisionEncoder:
     """A timm model without its classifier: its vectors are the classifier's inputs."""
 
     modality = Modality.image
-    remote = False
-    pads = True
+    endpoint = None
+    batch = 256
 
     def __init__(
         self,
@@ -89,27 +84,19 @@ class VisionEncoder:
         """
         return self.preparer.prepare(inputs, role)
 
-    def run(self, items: Sequence[Item]) -> Tensor:
+    def run(self, items: Sequence[Item], is_abandoned: Callable[[], bool]) -> Tensor:
         """Return vectors (n, dim), float32, on the CPU. Raises EncoderFailed."""
-        if not items:
-            return torch.empty(0, self.dim)
-        try:
-            with torch.inference_mode():
-                # uint8 until they are on the device: a quarter of the bytes to copy
-                features = to_device(
-                    torch.stack([item.features for item in items]), torch.device(self._device)
-                )
-                batch = self.preparer.preprocessing.normalise(features)
-                vectors = self._model(batch.to(ENCODER_DTYPES[self.identity.dtype or "float32"]))
-                vectors = vectors.float()[:, : self.dim]
-                if self.identity.normalise:
-                    vectors = nn.functional.normalize(vectors)
-                vectors = vectors.cpu()
-        except RuntimeError as error:  # such as too little memory
-            raise EncoderFailed(
-                f"Model {self.identity.model!r} failed with {type(error).__name__}. "
-                "The server's log has the reason."
-            ) from error
+        with torch.inference_mode():
+            # uint8 until they are on the device: a quarter of the bytes to copy
+            features = to_device(
+                torch.stack([item.features for item in items]), torch.device(self._device)
+            )
+            batch = self.preparer.preprocessing.normalise(features)
+            vectors = self._model(batch.to(ENCODER_DTYPES[self.identity.dtype or "float32"]))
+            vectors = vectors.float()[:, : self.dim]
+            if self.identity.normalise:
+                vectors = nn.functional.normalize(vectors)
+            vectors = vectors.cpu()
         if not torch.isfinite(vectors).all():
             raise EncoderFailed(
                 f"Model {self.identity.model!r} returned NaN or infinity in {self.identity.dtype}. "
@@ -127,9 +114,9 @@ def load(
 ) -> VisionEncoder:
     """Load a model by name. Never runs a model's own code, and never unpickles weights.
 
-    Raises EncoderUnavailable, and UnknownOption and InvalidOption for `spec.options`.
+    Raises EncoderUnavailable, InvalidOption, and anything else for a broken model.
     """
-    options = read_options(ImageOptions, spec.options)
+    options = ImageOptions.model_validate(dict(spec.options))
     missing = [name for name in ("timm", "torchvision", "PIL") if find_spec(name) is None]
     if missing:
         raise EncoderUnavailable(
@@ -138,30 +125,16 @@ def load(
             field="kind",
         )
     folder, revision = find_model(spec, sources)
-    try:
-        model, preprocessing = _load_folder(folder, draft=options.draft)
-        model = model.eval().requires_grad_(False).to(device, ENCODER_DTYPES[options.dtype])
-        full = _measure_dim(model, preprocessing, device, ENCODER_DTYPES[options.dtype])
-    except AnchorageError:
-        raise
-    except Exception as error:  # timm, safetensors and torch may raise anything
-        raise EncoderUnavailable(
-            f"Model {spec.model!r} cannot be loaded ({type(error).__name__}). "
-            "The server's log has the reason.",
-            field="model",
-        ) from error
-    if options.dim is not None and options.dim > full:
-        raise InvalidOption(
-            f"`options.dim` must be from 1 to {full}, the model's dimension; got {options.dim}.",
-            field="options.dim",
-        )
+    model, preprocessing = _load_folder(folder, draft=options.draft)
+    model = model.eval().requires_grad_(False).to(device, ENCODER_DTYPES[options.dtype])
+    full = _measure_dim(model, preprocessing, device, ENCODER_DTYPES[options.dtype])
     identity = ModelIdentity(
         model=spec.model,
         revision=revision,
         prompts={},
         pooling=_pooling(model),
         normalise=bool(options.normalise),
-        dim=options.dim or full,
+        dim=choose_dim(options, full),
         dtype=options.dtype,
         draft=options.draft,
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.encoders.models import text
 from app.encoders.models.base import EncoderSpec, ModelSources
+from app.encoders.models.pool import EncoderPool
 from app.encoders.models.torchvision_ops import make_importable
 from app.types import InputRole
 
@@ -59,11 +59,11 @@ STRANGE += ["x" * 5000]
 
 
 def load(model="all-MiniLM-L6-v2", folder=None, revision=None, **options):
-    return text.load(EncoderSpec(KIND, model, revision, options), ModelSources(folder), "cpu")
+    return EncoderPool(ModelSources(folder)).get(EncoderSpec(KIND, model, revision, options))
 
 
 def encode(model, texts, role=InputRole.document):
-    return model.run(model.prepare(texts, role))
+    return model.run(model.prepare(texts, role), lambda: False)
 
 
 WORDS = [

@@ -25,10 +25,10 @@ class Squares:
     modality = Modality.text
     nbytes = 0
     dim = 2
-    pads = True
+    batch = 2_048
 
-    def __init__(self, *, remote: bool = False) -> None:
-        self.remote = remote
+    def __init__(self, *, endpoint: str | None = None) -> None:
+        self.endpoint = endpoint
         self.batches: list[list[Item]] = []
         self.entered = threading.Semaphore(0)
         self.gate = threading.Event()
@@ -37,7 +37,7 @@ class Squares:
     def prepare(self, inputs, role):
         return [item(float(text)) for text in inputs]
 
-    def run(self, items):
+    def run(self, items, is_abandoned):
         self.batches.append(list(items))
         self.entered.release()
         assert self.gate.wait(LONG_S)
@@ -62,8 +62,8 @@ def squares(numbers):
     return torch.cat([numbers, numbers**2], dim=1)
 
 
-def item(number, length=1, cost=None):
-    return Item(number, length, length if cost is None else cost, length)
+def item(number, length=1):
+    return Item(number, length, length)
 
 
 def metric(name, **labels):
@@ -80,13 +80,13 @@ def metric(name, **labels):
 
 
 @contextmanager
-def lanes(count=1, budget=32, most=10**6, each=None):
+def lanes(count=1, budget=32, most=10**6):
     """A batcher whose counts must be zero at the end."""
     waiting = metric("encode_waiting_inputs")
-    batcher = Batcher(lanes=count, threads=None, budget=budget, most=most, each=each)
+    batcher = Batcher(lanes=count, threads=None, budget=budget, most=most)
     try:
         yield batcher
-        assert (batcher._cost, batcher._costs, batcher._queues) == (0, {}, {})
+        assert batcher._owners == {}
         assert metric("encode_waiting_inputs") == waiting
     finally:
         batcher.close()
@@ -100,7 +100,7 @@ def hold_lanes(batcher, count=1):
     works = []
     try:
         for _ in range(count):
-            works.append(batcher.submit(plug, [item(0)], "plug", patient=True))
+            works.append(batcher.submit(plug, [item(0)], "plug", is_limited=False))
             assert plug.entered.acquire(timeout=LONG_S)
         yield
     finally:

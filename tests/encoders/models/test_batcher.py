@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.encoders.models.batcher import LENGTH_RATIO, Batcher
-from app.errors import EncoderFailed, InvalidInput, Overloaded, TooMuchAtOnce
+from app.encoders.models.batcher import Batcher
+from app.errors import EncoderFailed, InvalidInput, TooMuchAtOnce
 from tests.encoders.models.squares import (
     LONG_S,
     Failing,
@@ -28,31 +28,29 @@ from tests.waiting import until
 # The choice of a batch
 
 
-def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
+def test_a_task_runs_its_longest_inputs_first_so_that_equal_lengths_share_a_batch():
     model = Squares()
     [work] = run_together((model, [item(n, length=n) for n in range(1, 101)], "a"), budget=1000)
     torch.testing.assert_close(result(work), squares(range(1, 101)))
-    for batch in model.batches:
-        lengths = [each.length for each in batch]
-        assert min(lengths) >= LENGTH_RATIO * max(lengths)
-    assert [batch[0].length for batch in model.batches] == sorted(
-        (batch[0].length for batch in model.batches), reverse=True
-    )
+    lengths = [each.length for batch in model.batches for each in batch]
+    assert lengths == sorted(lengths, reverse=True)
 
 
 @pytest.mark.parametrize(
-    ("budget", "items", "batches"),
+    ("batch", "lengths", "sizes"),
     [
-        (10, [item(1, length=500), item(2, length=400)], [1, 1]),
-        (100, [item(n, length=224, cost=20) for n in range(10)], [5, 5]),
+        (2_048, [500, 400], [1, 1]),  # an input above the budget runs alone
+        (2_048, [20] * 10, [5, 5]),
+        (3, [1] * 8, [3, 3, 2]),  # the most inputs that the model takes
     ],
-    ids=["an input above the budget runs alone", "cost counts where length says something else"],
 )
-def test_a_batch_is_limited_by_cost(budget, items, batches):
+def test_a_batch_is_limited_by_its_padded_length_and_the_models_limit(batch, lengths, sizes):
     model = Squares()
-    [work] = run_together((model, items, "a"), budget=budget)
-    torch.testing.assert_close(result(work), squares([each.features for each in items]))
-    assert [len(batch) for batch in model.batches] == batches
+    model.batch = batch
+    items = [item(n, length) for n, length in enumerate(lengths)]
+    [work] = run_together((model, items, "a"), budget=100)
+    torch.testing.assert_close(result(work), squares(range(len(lengths))))
+    assert [len(each) for each in model.batches] == sizes
 
 
 drawn_works = st.lists(
@@ -61,7 +59,7 @@ drawn_works = st.lists(
         st.integers(0, 1),  # model
         st.lists(st.integers(0, 40), max_size=12),  # lengths
         st.sampled_from(["kept", "kept", "cancelled while waiting", "cancelled while running"]),
-        st.booleans(),  # patient
+        st.booleans(),  # whether it is limited
     ),
     max_size=12,
 )
@@ -74,11 +72,13 @@ def test_every_task_gets_its_own_rows_in_order(drawn, count, budget):
     works = []
     with lanes(count, budget) as batcher:
         with hold_lanes(batcher, count):
-            for owner, model, lengths, fate, patient in drawn:
+            for owner, model, lengths, fate, is_limited in drawn:
                 items = [item(next(number), length) for length in lengths]
                 works.append(
                     (
-                        batcher.submit(models[model], items, f"owner {owner}", patient=patient),
+                        batcher.submit(
+                            models[model], items, f"owner {owner}", is_limited=is_limited
+                        ),
                         items,
                         fate,
                     )
@@ -99,7 +99,7 @@ def test_every_task_gets_its_own_rows_in_order(drawn, count, budget):
             assert work.future.cancelled()
             assert not {each.features for each in items} & set(ran)
     for batch in (batch for model in models for batch in model.batches):
-        assert len(batch) == 1 or len(batch) * max(each.cost for each in batch) <= budget
+        assert len(batch) == 1 or len(batch) * max(max(1, each.length) for each in batch) <= budget
 
 
 @pytest.mark.parametrize(
@@ -114,90 +114,65 @@ def test_one_input_does_not_wait_for_a_thousand_of_another_owner_or_its_own(leng
     assert order(model)[5000] <= 1
 
 
-@pytest.mark.parametrize("pads", [True, False])
-def test_owners_share_a_batch_evenly(pads):
+@pytest.mark.parametrize("length", [3, 99, 100, 101])
+def test_one_input_does_not_wait_for_many_requests_of_another_owner(length):
     model = Squares()
-    model.pads = pads
+    flood = [(model, [item(n, length=100)], "a") for n in range(90)]
+    for work in run_together(*flood, (model, [item(500, length=length)], "b"), budget=512):
+        result(work)
+    assert order(model)[500] <= 1
+
+
+def test_owners_share_a_batch_evenly():
+    model = Squares()
     for work in run_together(
         *((model, [item(100 * o + n) for n in range(90)], f"owner {o}") for o in range(3)),
         budget=30,
     ):
         result(work)
     first = [int(each.features) // 100 for each in model.batches[0]]
-    assert all(
-        9 <= first.count(owner) <= 11 for owner in range(3)
-    )  # the first owner may have one more
+    assert [first.count(owner) for owner in range(3)] == [10] * 3
 
 
-def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
-    busy, quiet = Squares(), Squares()
+@pytest.mark.parametrize("owner", ["a", "b"])
+def test_a_model_with_little_work_does_not_wait_for_busy_ones(owner):
+    models = [Squares() for _ in range(9)]
     happened = []
-    for model, name in ((busy, "busy"), (quiet, "quiet")):
-        model.vectors = lambda items, name=name: (
-            happened.append(name) or squares([each.features for each in items])
+    for number, model in enumerate(models):
+        model.vectors = lambda items, number=number: (
+            happened.append(number) or squares([each.features for each in items])
         )
-    for work in run_together(
-        (busy, [item(n, length=8) for n in range(100)], "a"), (quiet, [item(1)], "a")
-    ):
+    busy = [(model, [item(n, length=8) for n in range(100)], "a") for model in models[:-1]]
+    for work in run_together(*busy, (models[-1], [item(1)], owner)):
         result(work)
-    assert happened.index("quiet") <= 1
+    assert happened.index(8) <= (8 if owner == "a" else 1)
 
 
 # Limits
 
 
-def test_too_much_of_one_owner_is_refused_while_others_are_served():
+def test_too_much_of_one_owner_is_refused_and_refuses_no_other_owner_and_no_job():
     model = Squares()
-    with lanes(most=100) as batcher:
+    with lanes(most=50) as batcher:
         with hold_lanes(batcher):
-            first = batcher.submit(model, [item(1, length=50)], "greedy")
+            first = batcher.submit(model, [item(1, length=50)], "a")
             with pytest.raises(TooMuchAtOnce) as caught:
-                batcher.submit(model, [item(9)], "greedy")
+                batcher.submit(model, [item(9)], "a")
             assert 1 <= caught.value.retry_after_s <= 60
-            others = [batcher.submit(model, [item(2, length=49)], "modest")]
-            others.append(
-                batcher.submit(model, [item(3, length=1)], "third")
-            )  # an owner with no waiting items has a higher limit
-            with pytest.raises(Overloaded) as full:
-                batcher.submit(model, [item(9)], "modest")
-            assert 1 <= full.value.retry_after_s <= 60
-            others.append(batcher.submit(model, [item(4, length=100)], "fourth"))
-            with pytest.raises(Overloaded):
-                batcher.submit(model, [item(9)], "fifth")
+            job = batcher.submit(
+                model, [item(n, length=90) for n in range(9)], "b", is_limited=False
+            )
+            others = [batcher.submit(model, [item(20, length=90)], owner) for owner in "bc"]
             first.future.cancel()
-            others.append(batcher.submit(model, [item(5)], "fifth"))
-        for work in others:
+            others.append(batcher.submit(model, [item(30)], "a"))
+        for work in (job, *others):
             result(work)
-        assert sorted(order(model)) == [2, 3, 4, 5]
-
-
-def test_a_jobs_task_is_never_refused_and_refuses_no_other():
-    model = Squares()
-    with lanes(most=100) as batcher:
-        with hold_lanes(batcher):
-            job = [
-                batcher.submit(
-                    model, [item(n, length=90) for n in range(10)], "job 1", patient=True
-                )
-                for _ in range(3)
-            ]
-            single = batcher.submit(model, [item(1)], "key")
-        result(single)
-        for work in job:
-            result(work)
-
-
-def test_a_slow_model_uses_at_most_its_number_of_lanes():
-    slow, quick = Squares(), Squares()
-    slow.gate.clear()
-    with lanes(count=3, budget=2, each=2) as batcher:
-        works = [batcher.submit(slow, [item(n), item(n)], "a") for n in range(5)]
-        assert all(slow.entered.acquire(timeout=LONG_S) for _ in range(2))
-        torch.testing.assert_close(result(batcher.submit(quick, [item(7)], "b")), squares([7]))
-        assert len(slow.batches) == 2
-        slow.gate.set()
-        for n, work in enumerate(works):
-            torch.testing.assert_close(result(work), squares([n, n]))
+        assert sorted(each.features for batch in model.batches for each in batch) == [
+            *range(9),
+            20,
+            20,
+            30,
+        ]
 
 
 # Cancellation, errors and the end
@@ -292,7 +267,7 @@ def test_rows_delivered_twice_do_not_complete_a_task():
 
 
 def test_a_failing_endpoint_gets_one_request_for_all_tasks():
-    model = Failing(remote=True)
+    model = Failing(endpoint="http://away")
     works = run_together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
     errors = [work.future.exception(0) for work in works]
     assert {type(error) for error in errors} == {EncoderFailed}

@@ -22,10 +22,9 @@ class Ones:
     """A small encoder. Its name ends with its number of bytes."""
 
     modality = Modality.text
-    remote = False
+    endpoint = None
     dim = 2
-
-    pads = True
+    batch = 2_048
 
     def __init__(self, name: str) -> None:
         self.identity = ModelIdentity(name, None, {}, None, False, 2, "float32")
@@ -35,9 +34,9 @@ class Ones:
         self.gate.set()
 
     def prepare(self, inputs, role):
-        return [Item(text, 1, 1, 1) for text in inputs]
+        return [Item(text, 1, 1) for text in inputs]
 
-    def run(self, items):
+    def run(self, items, is_abandoned):
         assert self.gate.wait(LONG_S)
         return torch.ones(len(items), 2)
 
@@ -52,6 +51,8 @@ class Loader:
         self.loads.append(spec.model)
         if spec.model.startswith("bad"):
             raise EncoderUnavailable("no such model", field="model")
+        if spec.model.startswith("broken"):
+            raise KeyError("path/of/secret")
         return Ones(spec.model)
 
 
@@ -97,6 +98,13 @@ def test_a_load_that_fails_is_counted_and_the_next_request_retries(pool, loader)
         assert caught.value.field == "model"
     assert loader.loads == ["bad-1"] * 2
     assert metric("model_loads_total", outcome="refused") == refused + 2
+
+
+def test_any_error_of_a_library_is_a_model_that_cannot_be_loaded(pool):
+    with pytest.raises(EncoderUnavailable, match=r"cannot be loaded \(KeyError\)") as caught:
+        pool.get(spec("broken-1"))
+    assert (caught.value.field, type(caught.value.__cause__)) == ("model", KeyError)
+    assert "secret" not in caught.value.detail
 
 
 def test_the_least_recently_used_model_is_unloaded_when_bytes_run_out(pool, loader):

@@ -99,7 +99,7 @@ def test_a_draft_counts_the_pixels_that_it_decodes(folder):
         exact.prepare_one(file, max_pixels=100_000)
     assert caught.value.pixels == 640 * 480
     draft.prepare_one(file, max_pixels=640 * 480 // 64)
-    assert exact.prepare_one(file, max_pixels=640 * 480).cost > 0
+    assert exact.prepare_one(file, max_pixels=640 * 480).length > 0
     # The limit counts the pixels of the file: a reduced size does not admit more.
     limited = ImagePreparer(draft.preprocessing, ImageLimits(pixels=640 * 480 - 1))
     with pytest.raises(Exception, match="640 x 480 pixels"):

@@ -67,7 +67,6 @@ def test_an_image_has_the_same_vector_alone_and_in_a_batch(folder):
     encoder = load(folder, "resnet")
     alone = torch.cat([encode(encoder, [image]) for image in IMAGES])
     torch.testing.assert_close(alone, encode(encoder, IMAGES), atol=1e-5, rtol=1e-5)
-    assert encode(encoder, []).shape == (0, encoder.dim)
 
 
 def test_one_channel_uses_the_mean_of_three_channels_statistics(folder, mine):
@@ -77,10 +76,9 @@ def test_one_channel_uses_the_mean_of_three_channels_statistics(folder, mine):
     torch.testing.assert_close(vectors, encode(load(folder, "grey"), IMAGES), atol=1e-5, rtol=1e-5)
 
 
-def test_an_item_has_its_cost(folder):
+def test_an_item_is_as_long_as_its_patches(folder):
     item = load(folder, "no-classifier").prepare(IMAGES[:1], ROLE)[0]
-    assert (item.length, item.cost, item.tokens, item.truncated) == (64, 12, 0, False)
-    assert load(folder, "grey").prepare(IMAGES[:1], ROLE)[0].cost == 3
+    assert (item.length, item.tokens, item.truncated) == (12, 0, False)
 
 
 # Options and identity
@@ -99,9 +97,9 @@ def test_options_change_the_vectors_and_the_identity(folder):
     assert (short.dim, short.identity.dim, short.identity.normalise) == (10, 10, True)
     assert half.identity.dtype == "bfloat16"
     assert len({encoder.identity.fingerprint for encoder in (plain, short, half)}) == 3
-    assert (plain.modality, plain.remote, plain.identity.prompts, plain.identity.model) == (
+    assert (plain.modality, plain.endpoint, plain.identity.prompts, plain.identity.model) == (
         Modality.image,
-        False,
+        None,
         {},
         "vit",
     )
@@ -153,4 +151,4 @@ def test_non_finite_vectors_are_an_error(folder):
     encoder = load(folder, "vit")
     [item] = encoder.prepare(IMAGES[:1], ROLE)
     with pytest.raises(EncoderFailed):
-        encoder.run([replace(item, features=item.features * torch.inf)])
+        encoder.run([replace(item, features=item.features * torch.inf)], lambda: False)

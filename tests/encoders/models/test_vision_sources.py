@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.encoders.models import vision
 from app.encoders.models.base import EncoderSpec, ModelSources
 from app.encoders.models.model_files import find_model, hash_files
+from app.encoders.models.pool import EncoderPool
 from app.encoders.models.torchvision_ops import make_importable
 from app.errors import (
     EncoderUnavailable,
@@ -34,7 +34,7 @@ from tests.encoders.models.timm_models import (  # noqa: E402
 
 def load_error(folder, name, **shelf) -> EncoderUnavailable:
     with pytest.raises(EncoderUnavailable) as caught:
-        vision.load(EncoderSpec("timm", name), ModelSources(folder=folder, **shelf), "cpu")
+        EncoderPool(ModelSources(folder=folder, **shelf)).get(EncoderSpec("timm", name))
     assert str(folder) not in caught.value.detail
     return caught.value
 
@@ -55,7 +55,7 @@ def test_the_error_for_a_missing_model_says_what_to_do(folder, tmp_path, name):
     assert "ANCHORAGE_MODELS_DIR" in error.detail
     assert "ANCHORAGE_HUB_MODELS" in error.detail
     with pytest.raises(EncoderUnavailable):
-        vision.load(EncoderSpec("timm", str(tmp_path / "out")), ModelSources(folder=shelf), "cpu")
+        EncoderPool(ModelSources(folder=shelf)).get(EncoderSpec("timm", str(tmp_path / "out")))
 
 
 def trap(where: Path) -> bytes:
@@ -139,11 +139,8 @@ def cached(folder, tmp_path, monkeypatch) -> Path:
 
 def test_a_downloaded_model_needs_no_network(cached, folder):
     for revision in (None, "main", COMMIT):
-        encoder = vision.load(
-            EncoderSpec("timm", "timm/tiny", revision),
-            ModelSources(hub=("other/*", "timm/*")),
-            "cpu",
-        )
+        pool = EncoderPool(ModelSources(hub=("other/*", "timm/*")))
+        encoder = pool.get(EncoderSpec("timm", "timm/tiny", revision))
         assert encoder.identity.revision == COMMIT
     assert torch.equal(encode(encoder, IMAGES), encode(load(folder, "vit"), IMAGES))
 
@@ -174,4 +171,4 @@ def test_a_folder_has_priority_over_the_hub(cached, folder):
 )
 def test_a_model_neither_allowed_nor_downloaded_is_rejected(cached, model, revision, hub):
     with pytest.raises(EncoderUnavailable):
-        vision.load(EncoderSpec("timm", model, revision), ModelSources(hub=hub), "cpu")
+        EncoderPool(ModelSources(hub=hub)).get(EncoderSpec("timm", model, revision))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.encoders.models import vision
 from app.encoders.models.base import EncoderSpec, ModelSources
+from app.encoders.models.pool import EncoderPool
 from app.encoders.models.torchvision_ops import make_importable
 from app.types import InputRole
 
@@ -62,9 +62,8 @@ def save(model, folder, data=None) -> None:
 
 
 def load(folder, name, device="cpu", **options):
-    return vision.load(
-        EncoderSpec("timm", name, options=options), ModelSources(folder=folder), device
-    )
+    spec = EncoderSpec("timm", name, options=options)
+    return EncoderPool(ModelSources(folder), device=device).get(spec)
 
 
 def config_of(folder, name="vit"):
@@ -72,7 +71,7 @@ def config_of(folder, name="vit"):
 
 
 def encode(encoder, images) -> torch.Tensor:
-    return encoder.run(encoder.prepare(images, ROLE))
+    return encoder.run(encoder.prepare(images, ROLE), lambda: False)
 
 
 def save_models(root):

@@ -1,28 +1,30 @@
-"""An HTTP client for one endpoint, with retries until a deadline."""
+"""A client of one endpoint of OpenAI's API for embeddings.
+
+Requests run in one event loop for all endpoints, because there a deadline and the end of a
+request whose client has left hold for every step: connection, headers and body.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
 import random
 import re
+import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import cache
 
 import httpcore2
 import orjson
 
 from app.encoders.models.options import RemoteOptions
-from app.encoders.models.remote.dialects import (
-    EndpointEmbeddings,
-    OpenAIDialect,
-    parse_json,
-    parse_matrix,
-)
 from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput
 
 log = logging.getLogger("anchorage.encoders")
@@ -39,12 +41,17 @@ INPUT_STATUSES = {400, 413, 422}
 #: `retry_after_s` of a client's error: where the endpoint names none, and at most
 DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 5, 3600
 
+#: most bytes of an answer: for each number of a vector as JSON, and for all the rest
+NUMBER_BYTES, OTHER_BYTES = 32, 2**18
+
 #: part of an error's body that is logged
 ERROR_CHARACTERS = 200
 
-#: idle connections per model, and how long each stays open
-ENDPOINT_CONNECTIONS = 32
+#: how long an idle connection stays open
 ENDPOINT_KEEP_ALIVE_S = 30.0
+
+#: how often a request looks whether its clients are still there
+CLIENT_CHECK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -83,64 +90,92 @@ class EndpointResponse:
         return EncoderFailed(detail, retry_after_s=math.ceil(min(retry_after_s, MAX_RETRY_AFTER_S)))
 
 
-class Endpoint:
-    """One base URL, its connections and its dialect."""
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="endpoints", daemon=True).start()
+    return loop
 
-    def __init__(self, options: RemoteOptions, key_env: str | None, dialect: OpenAIDialect) -> None:
-        self.dialect = dialect
-        self._options = options
-        self._key_env = key_env
-        self._host = options.url.split("/")[2]
-        self._pool = httpcore2.ConnectionPool(
+
+class Endpoint:
+    """One model at a base URL, and its connections."""
+
+    def __init__(self, model: str, options: RemoteOptions, key_env: str | None) -> None:
+        #: how vectors are asked for; not all endpoints know base64
+        self.encoding = "base64"
+        self._model, self._options, self._key_env = model, options, key_env
+        self._loop = _event_loop()
+        self._pool = httpcore2.AsyncConnectionPool(
             # Checks certificates against the system's authorities, or those of SSL_CERT_FILE.
             ssl_context=httpcore2.default_ssl_context()
             if options.url.startswith("https:")
             else None,
-            max_connections=ENDPOINT_CONNECTIONS,
             keepalive_expiry=ENDPOINT_KEEP_ALIVE_S,
         )
-        weakref.finalize(self, self._pool.close)
+        weakref.finalize(self, _close, self._pool, self._loop).atexit = False
 
-    def embed(self, texts: Sequence[str]) -> EndpointEmbeddings:
-        """Return the texts' vectors; retries until the deadline.
+    def embed(self, texts: Sequence[str], dim: int, is_abandoned: Callable[[], bool]) -> bytes:
+        """Return the answer for these texts; retries until the deadline.
 
-        Raises EncoderFailed, EncoderUnavailable and InvalidInput.
+        dim  the largest number of dimensions that is expected
+
+        Raises EncoderFailed, also when `is_abandoned`, EncoderUnavailable and InvalidInput.
         """
-        dialect = self.dialect
-        answer = parse_json(self._post(orjson.dumps(dialect.build_request(texts))))
-        vectors = parse_matrix(dialect.read_rows(answer), len(texts))
-        return EndpointEmbeddings(vectors, dialect.read_name(answer))
+        body = {
+            "model": self._model,
+            "input": list(texts),
+            "encoding_format": self.encoding,
+            **({} if self._options.dim is None else {"dimensions": self._options.dim}),
+        }
+        most = OTHER_BYTES + len(texts) * dim * NUMBER_BYTES
+        future = asyncio.run_coroutine_threadsafe(self._post(orjson.dumps(body), most), self._loop)
+        while not wait([future], CLIENT_CHECK_S).done:
+            if is_abandoned():
+                future.cancel()
+                raise EncoderFailed("The clients left before the endpoint answered.")
+        return future.result()
 
-    def _post(self, content: bytes) -> bytes:
+    async def _post(self, content: bytes, most: int) -> bytes:
         """Return the body of the first response of status 200. Between attempts it waits as long as
         the endpoint asks, unless the deadline comes first.
         """
-        deadline = time.monotonic() + self._options.timeout_s
-        for attempt in range(ENDPOINT_RETRIES + 1):
-            left_s = max(deadline - time.monotonic(), 0.001)
-            response = self._request(content, left_s)
-            if response.status == 200:
-                return response.body
-            wait_s = response.retry_after_s
-            if wait_s is None:
-                jitter = random.uniform(0.5, 1)  # noqa: S311  # not a secret
-                wait_s = ENDPOINT_BACKOFF_S * 2**attempt * jitter
-            last = attempt == ENDPOINT_RETRIES
-            if not response.retryable or last or time.monotonic() + wait_s >= deadline:
-                break
-            time.sleep(wait_s)
+        try:
+            async with asyncio.timeout(self._options.timeout_s) as deadline:
+                for attempt in range(ENDPOINT_RETRIES + 1):
+                    response = await self._request(content, most)
+                    if response.status == 200:
+                        return response.body
+                    wait_s = response.retry_after_s
+                    if wait_s is None:
+                        jitter = random.uniform(0.5, 1)  # noqa: S311  # not a secret
+                        wait_s = ENDPOINT_BACKOFF_S * 2**attempt * jitter
+                    ends_at = deadline.when() or 0.0
+                    is_last = attempt == ENDPOINT_RETRIES or self._loop.time() + wait_s >= ends_at
+                    if is_last or not response.retryable:
+                        break
+                    await asyncio.sleep(wait_s)
+        except TimeoutError:
+            response = EndpointResponse(None, failure="The endpoint did not answer in time.")
+            log.warning("endpoint request failed: POST %s: %s", self._url, response.failure)
         raise response.to_error()
 
-    def _request(self, content: bytes, timeout_s: float) -> EndpointResponse:
+    @property
+    def _url(self) -> str:
+        return f"{self._options.url}/embeddings"
+
+    async def _request(self, content: bytes, most: int) -> EndpointResponse:
         headers, key = self._make_headers()
-        timeouts = dict.fromkeys(("read", "write", "pool"), timeout_s)
-        timeouts["connect"] = min(ENDPOINT_CONNECT_S, timeout_s)
-        url = f"{self._options.url}/embeddings"
         try:
-            answer = self._pool.request(
-                "POST", url, headers=headers, content=content, extensions={"timeout": timeouts}
-            )
-            response = _read_response(answer)
+            async with self._pool.stream(
+                "POST",
+                self._url,
+                headers=headers,
+                content=content,
+                extensions={"timeout": {"connect": ENDPOINT_CONNECT_S}},
+            ) as answer:
+                response = await _read_response(answer, most)
+        except EncoderFailed:
+            raise
         except httpcore2.TimeoutException:
             response = EndpointResponse(None, failure="The endpoint did not answer in time.")
         except httpcore2.NetworkError:
@@ -153,7 +188,7 @@ class Endpoint:
             )
         if response.status != 200:
             reason = response.failure or f"{response.status} {_quote_error(response, key)}"
-            log.warning("endpoint request failed: POST %s: %s", url, reason)
+            log.warning("endpoint request failed: POST %s: %s", self._url, reason)
         return response
 
     def _make_headers(self) -> tuple[dict[str | bytes, str | bytes], str]:
@@ -161,7 +196,7 @@ class Endpoint:
         operator may change it. Raises EncoderUnavailable.
         """
         headers: dict[str | bytes, str | bytes] = {
-            "Host": self._host,
+            "Host": self._options.url.split("/")[2],
             "Accept": "application/json",
             "Accept-Encoding": "identity",
             "Content-Type": "application/json",
@@ -180,11 +215,23 @@ class Endpoint:
         return {**headers, "Authorization": f"Bearer {key}"}, key
 
 
-def _read_response(response: httpcore2.Response) -> EndpointResponse:
-    headers = {name.lower(): value for name, value in response.headers}
-    return EndpointResponse(
-        response.status, response.content, parse_retry_after(headers.get(b"retry-after", b""))
-    )
+def _close(pool: httpcore2.AsyncConnectionPool, loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.run_coroutine_threadsafe(pool.aclose(), loop)
+
+
+async def _read_response(answer: httpcore2.Response, most: int) -> EndpointResponse:
+    """Return the response. Raises EncoderFailed for more than `most` bytes."""
+    body = bytearray()
+    async for chunk in answer.aiter_stream():
+        body += chunk
+        if len(body) > most:
+            raise EncoderFailed(
+                f"The endpoint's answer has more than {most} bytes, which is the limit for these "
+                "inputs. Check what it serves."
+            )
+    headers = {name.lower(): value for name, value in answer.headers}
+    wait_s = parse_retry_after(headers.get(b"retry-after", b""))
+    return EndpointResponse(answer.status, bytes(body), wait_s)
 
 
 def parse_retry_after(value: bytes) -> float | None:

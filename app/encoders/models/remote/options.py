@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.encoders.models.base import ModelSources
-from app.encoders.models.options import RemoteOptions, read_options
+from app.encoders.models.options import RemoteOptions
 from app.errors import EncoderUnavailable, InvalidOption
 
 _URL = re.compile(
@@ -41,9 +41,9 @@ def read_remote_options(
 ) -> tuple[RemoteOptions, str | None]:
     """Return the options with the URL in the operator's form, and the variable of its key.
 
-    Raises EncoderUnavailable for a URL that the operator has not allowed.
+    Raises InvalidOption for an invalid URL, and EncoderUnavailable for one that is not allowed.
     """
-    checked = read_options(RemoteOptions, options)
+    checked = RemoteOptions.model_validate(dict(options))
     try:
         url = normal_url(checked.url)
     except ValueError as error:

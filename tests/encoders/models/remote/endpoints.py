@@ -184,8 +184,14 @@ def load(url: str, key_env: str | None = None, **options: Any) -> RemoteEncoder:
     )
 
 
-def embed(model: RemoteEncoder, texts: list[str]) -> torch.Tensor:
-    return model.run(model.prepare(texts, DOCUMENT))
+def embed(
+    model: RemoteEncoder,
+    texts: list[str],
+    *,
+    role: InputRole = DOCUMENT,
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> torch.Tensor:
+    return model.run(model.prepare(texts, role), is_abandoned)
 
 
 def correct_body(count: int) -> bytes:

@@ -17,6 +17,7 @@ from tests.encoders.models.remote.endpoints import (
     expected_vectors,
     load,
 )
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("as_list", [False, True], ids=["base64", "list"])
@@ -24,15 +25,14 @@ def test_vectors_equal_the_endpoints(endpoint, as_list):
     endpoint.as_list = as_list
     model = load(endpoint.url)
     vectors = embed(model, TEXTS)
-    assert (vectors.dtype, model.dim, model.remote, model.nbytes, model.modality) == (
+    assert (vectors.dtype, model.dim, model.endpoint, model.nbytes, model.modality) == (
         torch.float32,
         DIM,
-        True,
+        endpoint.url,
         0,
         Modality.text,
     )
     assert torch.equal(vectors, expected_vectors(TEXTS))
-    assert model.run([]).shape == (0, DIM)
 
 
 def test_an_endpoint_that_rejects_base64_gets_requests_for_numbers(endpoint):
@@ -41,17 +41,12 @@ def test_an_endpoint_that_rejects_base64_gets_requests_for_numbers(endpoint):
     assert [body["encoding_format"] for _, _, body in endpoint.seen] == ["base64", "float", "float"]
 
 
-def test_items_are_sent_in_pieces_over_one_connection(endpoint):
-    texts = [f"text {number}" for number in range(10)]
-    model = load(endpoint.url, batch=4)
-    assert torch.equal(embed(model, texts), expected_vectors(texts))
-    assert [len(body["input"]) for _, _, body in endpoint.seen] == [1, 4, 4, 2]
+def test_a_model_asks_over_one_connection_for_as_many_inputs_as_tei_takes(endpoint):
+    model = load(endpoint.url)
+    for _ in range(3):
+        assert torch.equal(embed(model, TEXTS), expected_vectors(TEXTS))
     assert endpoint.connections == 1
-
-
-def test_pieces_are_as_large_as_tei_takes_by_default(endpoint):
-    embed(load(endpoint.url), ["x"] * 65)
-    assert [len(body["input"]) for _, _, body in endpoint.seen] == [1, 32, 32, 1]
+    assert (model.batch, load(endpoint.url, batch=4).batch) == (32, 4)
 
 
 def test_an_unloaded_model_closes_its_connections(endpoint):
@@ -60,15 +55,13 @@ def test_an_unloaded_model_closes_its_connections(endpoint):
     assert len(pool.connections) == 1
     del model
     gc.collect()
-    assert pool.connections == []
+    until(lambda: pool.connections == [])
 
 
 def test_prompts_stand_before_the_text_of_their_role(endpoint):
     model = load(endpoint.url, prompts={"query": "query: "})
-    assert torch.equal(
-        model.run(model.prepare(["a"], InputRole.query)), expected_vectors(["query: a"])
-    )
-    assert torch.equal(model.run(model.prepare(["a"], DOCUMENT)), expected_vectors(["a"]))
+    assert torch.equal(embed(model, ["a"], role=InputRole.query), expected_vectors(["query: a"]))
+    assert torch.equal(embed(model, ["a"]), expected_vectors(["a"]))
     assert model.identity.prompts == {"query": "query: "}
 
 

@@ -11,13 +11,17 @@ import time
 import pytest
 import torch
 
+from app.encoders.models.pool import ENDPOINT_LANES, EncoderPool
+from app.encoders.models.remote.endpoint import NUMBER_BYTES, OTHER_BYTES
 from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput
 from tests.encoders.models.remote.endpoints import (
+    DIM,
     DOCUMENT,
     HEAD,
     KEY,
     KEY_ENV,
     TEXTS,
+    Behaviour,
     FakeEndpoint,
     Handler,
     correct_body,
@@ -28,7 +32,7 @@ from tests.encoders.models.remote.endpoints import (
     load_then_break,
     send_bytes,
 )
-from tests.waiting import slack
+from tests.waiting import slack, until
 
 
 @pytest.mark.parametrize("status", [408, 429, 502])
@@ -111,10 +115,11 @@ def test_proxies_of_the_environment_are_not_used(endpoint, monkeypatch):
 def test_a_missing_endpoint_is_unavailable_on_load_and_failed_on_run():
     with FakeEndpoint() as endpoint:
         model = load(endpoint.url)
-        items = model.prepare(TEXTS, DOCUMENT)
-        model._endpoint._pool.close()
+        endpoint.refusals = [(200, {"Connection": "close"}, {"data": []})]
+        with pytest.raises(EncoderFailed, match="0 embeddings"):
+            embed(model, TEXTS)
     with pytest.raises(EncoderFailed, match="connection to the endpoint failed"):
-        model.run(items)
+        embed(model, TEXTS)
     with pytest.raises(EncoderUnavailable, match="connection to the endpoint failed") as caught:
         load(endpoint.url)
     assert caught.value.field == "model"
@@ -207,17 +212,78 @@ def test_an_invalid_response_fails(endpoint, answer):
     assert 2 <= len(endpoint.seen) <= 4
 
 
-def test_a_silent_endpoint_fails_at_the_deadline_of_all_attempts(endpoint):
-    def silent(handler: Handler) -> None:
-        handler.body()
-        handler.rfile.read(1)
+def silent(handler: Handler) -> None:
+    handler.body()
+    handler.rfile.read(1)
 
-    model = load_then_break(endpoint, silent, timeout_s=1)
+
+def drip(head: bytes) -> Behaviour:
+    """Begin an answer, and go on with a byte at a time."""
+
+    def behave(handler: Handler) -> None:
+        handler.body()
+        handler.connection.sendall(head)
+        while True:
+            handler.connection.sendall(b" ")
+            time.sleep(0.05)
+
+    return behave
+
+
+def endless(handler: Handler) -> None:
+    handler.body()
+    handler.connection.sendall(HEAD + b"\r\n")
+    while True:
+        handler.connection.sendall(b" " * 65_536)
+
+
+STALLS = [silent, drip(HEAD + b"Content-Length: 9999999\r\n\r\n"), drip(HEAD + b"X: ")]
+
+
+@pytest.mark.parametrize("behaviour", STALLS, ids=["silent", "body", "headers"])
+def test_the_deadline_holds_for_the_whole_answer_and_all_attempts(endpoint, behaviour):
+    model = load_then_break(endpoint, behaviour, timeout_s=1)
     begin = time.monotonic()
     with pytest.raises(EncoderFailed, match="did not answer in time"):
         embed(model, ["a", "b"])
     assert time.monotonic() - begin < slack() * 20
     assert len(endpoint.seen) == 2
+
+
+def test_an_endless_answer_ends_at_a_number_of_bytes_that_follows_from_the_inputs(endpoint):
+    model = load_then_break(endpoint, endless)
+    most = OTHER_BYTES + 2 * DIM * NUMBER_BYTES
+    with pytest.raises(EncoderFailed, match=f"more than {most} bytes"):
+        embed(model, ["a", "b"])
+    assert len(endpoint.seen) == 2
+
+
+def test_a_request_ends_when_its_clients_have_left(endpoint):
+    model = load_then_break(endpoint, silent, timeout_s=300)
+    with pytest.raises(EncoderFailed, match="clients left"):
+        embed(model, ["a"], is_abandoned=lambda: len(endpoint.seen) == 2)
+    until(lambda: model._endpoint._pool.connections == [])
+
+
+def test_a_stalled_endpoint_delays_no_other(endpoint):
+    pool = EncoderPool(cores=1)
+    with FakeEndpoint() as other:
+        slow = load_then_break(endpoint, silent, timeout_s=300, batch=1)
+        quick = load(other.url)
+        stalled = [
+            pool.submit(slow, slow.prepare([f"{n}"], DOCUMENT), "a")
+            for n in range(3 * ENDPOINT_LANES)
+        ]
+        until(lambda: len(endpoint.seen) > ENDPOINT_LANES)
+        work = pool.submit(quick, quick.prepare(TEXTS, DOCUMENT), "b")
+        assert torch.equal(work.future.result(slack() * 10), expected_vectors(TEXTS))
+        for each in stalled:
+            each.future.cancel()
+        endpoint.behaviour = None
+        endpoint.model = "m"
+        work = pool.submit(slow, slow.prepare(TEXTS, DOCUMENT), "b")
+        assert torch.equal(work.future.result(slack() * 10), expected_vectors(TEXTS))
+    pool.close()
 
 
 # TLS

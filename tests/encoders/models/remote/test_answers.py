@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from app.encoders.models.remote.dialects import OpenAIDialect, parse_json, parse_matrix
+from app.encoders.models.remote.answers import read_answer
 from app.errors import EncoderFailed
 from tests.encoders.models.remote.endpoints import DIM, VECTOR, correct_body
 
@@ -45,11 +45,11 @@ BODIES += [each.encode() for each in ("NaN", "1e999", json.dumps(answer(VECTOR, 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_invalid_answer_is_refused(name):
     with pytest.raises(EncoderFailed, match=r"endpoint"):
-        parse_matrix(OpenAIDialect("m", None).read_rows(ANSWERS[name]), 2)
+        read_answer(json.dumps(ANSWERS[name]).encode(), 2)
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body[:20])
 def test_a_body_without_valid_json_is_refused(body):
     with pytest.raises(EncoderFailed, match="not valid JSON") as caught:
-        parse_json(body)
+        read_answer(body, 2)
     assert caught.value.__cause__ is None
