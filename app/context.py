@@ -11,7 +11,6 @@ from app.db.blobs import BlobStore
 from app.db.cache import Cache
 from app.db.name_cache import NameCache
 from app.db.session import Database
-from app.encoders.models.image_lanes import ImageLanes
 from app.encoders.models.pool import EncoderPool
 from app.lanes import Lanes
 from app.single_flight import SingleFlight
@@ -114,14 +113,11 @@ class Services:
     fit_requests: SingleFlight = field(default_factory=SingleFlight)
     #: the operator's folder of ONNX heads
     heads_dir: Path | None = None
-    #: decodes images
-    images: ImageLanes = field(default_factory=ImageLanes)
 
     def close(self) -> None:
         """Close connections, threads and processes. Later calls reconnect or fail."""
         self.stores.close()
         self.lanes.close()
-        self.images.close()
         self.encoders.close()
         self.db.close()
         self.cache.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 
 import torch
-from torch import Tensor
 
 #: held while torch's number of threads differs from the process's
 _changing = threading.Lock()
@@ -23,10 +22,3 @@ def use_threads(count: int) -> None:
         restorer = threading.Thread(target=torch.set_num_threads, args=(others,))
         restorer.start()
         restorer.join()
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the CPU to the device. A CUDA device copies while this thread continues."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -175,7 +175,7 @@ def _start_pieces(
     size = PIECE_INPUTS[model.modality]
     for start in range(0, len(inputs), size):
         with blaming(field, rows_from=start, always=True):
-            items = services.images.prepare(model, inputs[start : start + size], role)
+            items = model.prepare(inputs[start : start + size], role)
         # Only the first piece may be refused: a request never has more than two pieces waiting.
         is_limited = start == 0 and not services.patient
         work = services.encoders.submit(model, items, context.project, is_limited=is_limited)

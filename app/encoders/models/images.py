@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.errors import AnchorageError, EncoderUnavailable, ImageTooLarge, InvalidImage
+from app.errors import AnchorageError, ImageTooLarge, InvalidImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,14 +40,6 @@ class ImageLimits:
 DEFAULT_IMAGE_LIMITS = ImageLimits()
 
 
-class LargeImage(Exception):
-    """An image has more pixels to decode than the caller has memory for at the moment."""
-
-    def __init__(self, pixels: int) -> None:
-        super().__init__(pixels)
-        self.pixels = pixels
-
-
 class _File(BytesIO):
     """A file in memory that raises InvalidImage after MAX_READS reads."""
 
@@ -60,23 +54,16 @@ class _File(BytesIO):
         return super().read(size)
 
 
-def open_image(
-    data: bytes,
-    limits: ImageLimits,
-    mode: Mode = "RGB",
-    *,
-    draft_side: int | None = None,
-    max_pixels: int | None = None,
-) -> Image:
-    """Return the file's first image, decoded and upright, on white where transparent, in `mode`.
+def open_image(data: bytes, limits: ImageLimits, draft_side: int | None = None) -> Image:
+    """Return the file's first image, whose header is checked and which is not decoded yet.
 
-    Checks the size in the header before it decodes anything. Raises ImageTooLarge and InvalidImage,
-    LargeImage if it would have to decode more than `max_pixels` pixels, and EncoderUnavailable
-    without Pillow.
+    Raises ImageTooLarge and InvalidImage.
 
     draft_side  decode a JPEG at 1/8, 1/4 or 1/2 of its size, the smallest whose shorter side has at
                 least this number of pixels
     """
+    from PIL import Image as pillow  # noqa: N813
+
     if not data:
         raise InvalidImage("The image file is empty. Send a PNG, JPEG, WebP or GIF file.")
     if len(data) > limits.bytes:
@@ -85,28 +72,36 @@ def open_image(
             "Send a smaller file.",
             limit=limits.bytes,
         )
-    try:
-        from PIL import Image as pillow  # noqa: N813
-    except ImportError as error:
-        raise EncoderUnavailable(
-            "Pillow is not installed on the server. "
-            "Ask the operator to run: pip install 'anchorage-server[vision]'."
-        ) from error
-    try:
+    with _refusing(limits):
         image = pillow.open(_File(data), formats=IMAGE_FORMATS)
         _check_size(image, limits)
         if image.format in ("JPEG", "MPO"):
             _check_scans(data)
             if draft_side is not None:
                 image.draft(None, (draft_side, draft_side))
-        pixels = image.size[0] * image.size[1]
-        if max_pixels is not None and pixels > max_pixels:
-            raise LargeImage(pixels)
+        return image
+
+
+def decode_image(image: Image, limits: ImageLimits, mode: Mode = "RGB") -> Image:
+    """Return an opened image decoded and upright, on white where transparent, in `mode`.
+
+    Raises ImageTooLarge and InvalidImage.
+    """
+    with _refusing(limits):
         image.load()
         return _flatten(_turn_upright(image), mode)
-    except (AnchorageError, LargeImage):
+
+
+@contextmanager
+def _refusing(limits: ImageLimits) -> Iterator[None]:
+    """Raise whatever Pillow raises as InvalidImage or ImageTooLarge."""
+    from PIL.Image import DecompressionBombError
+
+    try:
+        yield
+    except AnchorageError:
         raise
-    except pillow.DecompressionBombError as error:
+    except DecompressionBombError as error:
         raise ImageTooLarge(
             f"The image has more than {limits.pixels} pixels, which is the limit. "
             "Send a smaller image.",

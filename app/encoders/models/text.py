@@ -69,7 +69,7 @@ class SentenceEncoder:
     """
 
     modality = Modality.text
-    endpoint = None
+    endpoint: str | None = None
     batch = 2_048
 
     def __init__(self, model: Any, identity: ModelIdentity) -> None:

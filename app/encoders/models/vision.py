@@ -23,17 +23,11 @@ from app.encoders.models.base import (
     ModelIdentity,
     ModelSources,
 )
-from app.encoders.models.images import DEFAULT_IMAGE_LIMITS, ImageLimits
 from app.encoders.models.model_files import find_model
 from app.encoders.models.options import ImageOptions, choose_dim
-from app.encoders.models.preprocessing import (
-    ImagePreparer,
-    Preprocessing,
-    timm_preprocessing,
-)
+from app.encoders.models.preprocessing import ImagePreparer
 from app.encoders.models.torchvision_ops import import_timm
 from app.errors import EncoderFailed, EncoderUnavailable
-from app.threads import to_device
 from app.types import InputRole, Modality
 
 #: arguments that would make timm load other files, load less strictly, or build no classifier
@@ -54,7 +48,7 @@ class VisionEncoder:
     """A timm model without its classifier: its vectors are the classifier's inputs."""
 
     modality = Modality.image
-    endpoint = None
+    endpoint: str | None = None
     batch = 256
 
     def __init__(
@@ -72,7 +66,7 @@ class VisionEncoder:
             for tensor in (*model.parameters(), *model.buffers())
         )
         self._model: Callable[[Tensor], Tensor] = model
-        self._device = device
+        self._device, self._dtype = device, ENCODER_DTYPES[identity.dtype or "float32"]
 
     @property
     def dim(self) -> int:
@@ -82,17 +76,13 @@ class VisionEncoder:
         """Decode and preprocess images. Raises InvalidInput for texts, InvalidImage and
         ImageTooLarge, which name the rows.
         """
-        return self.preparer.prepare(inputs, role)
+        return self.preparer.prepare(inputs)
 
     def run(self, items: Sequence[Item], is_abandoned: Callable[[], bool]) -> Tensor:
         """Return vectors (n, dim), float32, on the CPU. Raises EncoderFailed."""
         with torch.inference_mode():
-            # uint8 until they are on the device: a quarter of the bytes to copy
-            features = to_device(
-                torch.stack([item.features for item in items]), torch.device(self._device)
-            )
-            batch = self.preparer.preprocessing.normalise(features)
-            vectors = self._model(batch.to(ENCODER_DTYPES[self.identity.dtype or "float32"]))
+            batch = torch.stack([item.features for item in items])
+            vectors = self._model(batch.to(self._device, self._dtype))
             vectors = vectors.float()[:, : self.dim]
             if self.identity.normalise:
                 vectors = nn.functional.normalize(vectors)
@@ -105,13 +95,7 @@ class VisionEncoder:
         return vectors.clone()  # autograd does not accept inference tensors
 
 
-def load(
-    spec: EncoderSpec,
-    sources: ModelSources,
-    device: str,
-    *,
-    limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
-) -> VisionEncoder:
+def load(spec: EncoderSpec, sources: ModelSources, device: str) -> VisionEncoder:
     """Load a model by name. Never runs a model's own code, and never unpickles weights.
 
     Raises EncoderUnavailable, InvalidOption, and anything else for a broken model.
@@ -125,9 +109,12 @@ def load(
             field="kind",
         )
     folder, revision = find_model(spec, sources)
-    model, preprocessing = _load_folder(folder, draft=options.draft)
-    model = model.eval().requires_grad_(False).to(device, ENCODER_DTYPES[options.dtype])
-    full = _measure_dim(model, preprocessing, device, ENCODER_DTYPES[options.dtype])
+    model = _load_folder(folder)
+    config = import_timm("timm.data").resolve_model_data_config(model)
+    preparer = ImagePreparer(config, draft=options.draft)
+    dtype = ENCODER_DTYPES[options.dtype]
+    model = model.eval().requires_grad_(False).to(device, dtype)
+    full = _measure_dim(model, preparer, device, dtype)
     identity = ModelIdentity(
         model=spec.model,
         revision=revision,
@@ -138,7 +125,7 @@ def load(
         dtype=options.dtype,
         draft=options.draft,
     )
-    return VisionEncoder(model, ImagePreparer(preprocessing, limits), identity, device=device)
+    return VisionEncoder(model, preparer, identity, device=device)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -173,7 +160,7 @@ def _check_arguments(name: Any, arguments: Any) -> None:
         )
 
 
-def _load_folder(folder: Path, *, draft: bool) -> tuple[Any, Preprocessing]:
+def _load_folder(folder: Path) -> Any:
     """Let timm load the folder, because it converts older layouts.
 
     Raises EncoderUnavailable for weights that do not fit: timm would fill gaps with random numbers.
@@ -194,22 +181,21 @@ def _load_folder(folder: Path, *, draft: bool) -> tuple[Any, Preprocessing]:
             "The model's config.json contains two different numbers of classes.", field="model"
         )
     model.reset_classifier(0)
-    config = import_timm("timm.data").resolve_model_data_config(model)
-    return model, timm_preprocessing(config, draft=draft)
+    return model
 
 
 def _measure_dim(
-    model: Callable[[Tensor], Any], preprocessing: Preprocessing, device: str, dtype: torch.dtype
+    model: Callable[[Tensor], Any], preparer: ImagePreparer, device: str, dtype: torch.dtype
 ) -> int:
     """Encode a blank image and return the dimension, so that a broken model fails when it loads."""
     from PIL import Image
 
-    blank = preprocessing.transform(Image.new(preprocessing.mode, preprocessing.size[:0:-1]))
+    blank = preparer.transform(Image.new(preparer.mode, preparer.size))
     with torch.inference_mode():
-        vectors = model(preprocessing.normalise(blank[None].to(device)).to(dtype))
-    if not isinstance(vectors, Tensor) or vectors.ndim != 2:
+        vectors = model(blank[None].to(device, dtype))
+    if not isinstance(vectors, Tensor) or vectors.ndim != 2 or not vectors.isfinite().all():
         raise EncoderUnavailable(
-            "The model does not return one vector for each image.", field="model"
+            "The model does not return one vector of numbers for each image.", field="model"
         )
     return int(vectors.shape[1])
 

@@ -1,39 +1,30 @@
-"""Preprocessing of images: other transforms, drafts of JPEG files, and limits of pixels."""
+"""Preprocessing of images: drafts of JPEG files, large images, and errors of several images."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
 import pytest
 import torch
 
+from app.encoders.models import preprocessing
 from app.encoders.models.base import ModelIdentity
-from app.encoders.models.images import ImageLimits, LargeImage
-from app.encoders.models.preprocessing import ImagePreparer, timm_preprocessing
+from app.encoders.models.images import ImageLimits
+from app.encoders.models.preprocessing import ImagePreparer
 from app.encoders.models.torchvision_ops import make_importable
-from app.errors import EncoderUnavailable
+from app.errors import EncoderUnavailable, ImageTooLarge, InvalidImage
 
 make_importable()
 timm = pytest.importorskip("timm")
 Image = pytest.importorskip("PIL.Image")
-from timm.data import create_transform, resolve_model_data_config  # noqa: E402
 
-from tests.encoders.models.timm_models import (  # noqa: E402
-    IMAGES,
-    PICTURES,
-    ROLE,
-    encode,
-    load,
-    png,
-)
+from tests.encoders.models.timm_models import PICTURES, ROLE, load, png  # noqa: E402
 
-
-def torchvision_transform(folder, name):
-    """The whole transform, which ends in ToTensor and Normalize."""
-    model = timm.create_model(f"local-dir:{folder / name}", pretrained=True)
-    config = resolve_model_data_config(model)
-    return create_transform(**config, is_training=False)
+SOON_S = 20
+STATISTICS = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+CONFIG = {"input_size": (3, 20, 20), "crop_pct": 1.0, "crop_mode": "squash", **STATISTICS}
 
 
 def photograph(width: int, height: int, **options) -> bytes:
@@ -46,29 +37,19 @@ def photograph(width: int, height: int, **options) -> bytes:
     return file.getvalue()
 
 
-def test_a_transform_that_ends_otherwise_keeps_its_numbers(folder):
-    encoder = load(folder, "vit")
-    expected = encode(encoder, IMAGES)
-    whole = torchvision_transform(folder, "vit")
-    encoder.preparer = ImagePreparer(
-        replace(encoder.preparer.preprocessing, transform=whole, mean=None, std=None)
-    )
-    assert encoder.prepare(IMAGES, ROLE)[0].features.dtype == torch.float32
-    assert torch.equal(encode(encoder, IMAGES), expected)
+def picture(width: int, height: int, shade: int = 0) -> bytes:
+    return png(Image.new("RGB", (width, height), (shade, 90, 200)))
 
 
-def test_a_std_of_zero_and_two_channels_are_refused():
-    config = {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.0,) * 3, "crop_pct": 1.0}
-    with pytest.raises(ValueError, match="std"):
-        timm_preprocessing(config, draft=False)
+def test_two_channels_are_refused():
     with pytest.raises(EncoderUnavailable, match="2 channels"):
-        timm_preprocessing({**config, "input_size": (2, 32, 32)}, draft=False)
+        ImagePreparer({**CONFIG, "input_size": (2, 32, 32)}, draft=False)
 
 
 def test_a_draft_changes_only_jpeg_files_that_have_pixels_to_spare(folder):
     exact, draft = (load(folder, "resnet", draft=value) for value in (False, True))
-    side = draft.preparer.preprocessing.draft_side
-    assert side == exact.preparer.preprocessing.scaled
+    side = draft.preparer._draft_side
+    assert side == exact.preparer._scaled
     for file in (
         png(PICTURES[0]),
         photograph(4 * side, 2 * side - 1),
@@ -77,33 +58,14 @@ def test_a_draft_changes_only_jpeg_files_that_have_pixels_to_spare(folder):
     ):
         [one], [two] = exact.prepare([file], ROLE), draft.prepare([file], ROLE)
         assert torch.equal(one.features, two.features)
-    for large in (photograph(4 * side, 2 * side), photograph(20 * side, 30 * side)):
-        [one], [two] = exact.prepare([large], ROLE), draft.prepare([large], ROLE)
-        assert not torch.equal(one.features, two.features)
-        assert (one.features.float() - two.features.float()).abs().mean() < 3
-
-
-def test_a_long_image_counts_the_pixels_to_which_it_is_resized(folder):
-    preparer = load(folder, "resnet").preparer
-    long, side = png(Image.new("L", (900, 2))), preparer.preprocessing.scaled
-    with pytest.raises(LargeImage) as caught:
-        preparer.prepare_one(long, max_pixels=100_000)
-    assert caught.value.pixels == side * side * 450 > 100_000
-    assert preparer.prepare_one(long).features.shape == (3, 40, 40)
-
-
-def test_a_draft_counts_the_pixels_that_it_decodes(folder):
-    file = photograph(640, 480)
-    exact, draft = (load(folder, "resnet", draft=value).preparer for value in (False, True))
-    with pytest.raises(LargeImage) as caught:
-        exact.prepare_one(file, max_pixels=100_000)
-    assert caught.value.pixels == 640 * 480
-    draft.prepare_one(file, max_pixels=640 * 480 // 64)
-    assert exact.prepare_one(file, max_pixels=640 * 480).length > 0
+    large = photograph(4 * side, 2 * side)
+    [one], [two] = exact.prepare([large], ROLE), draft.prepare([large], ROLE)
+    assert not torch.equal(one.features, two.features)
+    assert (one.features - two.features).abs().mean() < 0.05
     # The limit counts the pixels of the file: a reduced size does not admit more.
-    limited = ImagePreparer(draft.preprocessing, ImageLimits(pixels=640 * 480 - 1))
-    with pytest.raises(Exception, match="640 x 480 pixels"):
-        limited.prepare([file], ROLE)
+    draft.preparer._limits = ImageLimits(pixels=8 * side**2 - 1)
+    with pytest.raises(ImageTooLarge):
+        draft.prepare([large], ROLE)
 
 
 def test_a_draft_is_part_of_the_identity(folder):
@@ -111,3 +73,38 @@ def test_a_draft_is_part_of_the_identity(folder):
     assert plain.fingerprint != draft.fingerprint
     assert draft.members == {**plain.members, "draft": True}
     assert ModelIdentity(**draft.members) == draft
+
+
+def test_items_have_the_order_of_the_inputs_and_large_images_delay_no_small_ones(monkeypatch):
+    monkeypatch.setattr(preprocessing, "SMALL_IMAGE_PIXELS", 5_000)
+    monkeypatch.setattr(preprocessing, "_large", threading.Semaphore(0))
+    preparer = ImagePreparer(CONFIG, draft=False)
+    small = [picture(20, 20 + place, place) for place in range(30)]
+    # The second has few pixels, and many once it is resized.
+    large = [picture(100, 60), png(Image.new("L", (900, 2)))]
+    with ThreadPoolExecutor(6) as clients:
+        waiting = [clients.submit(preparer.prepare, [*large, small[9]]) for _ in range(5)]
+        items = clients.submit(preparer.prepare, small).result(timeout=SOON_S)
+        assert not any(each.done() for each in waiting)
+        preprocessing._large.release()
+        for each in waiting:
+            assert torch.equal(each.result(timeout=SOON_S)[2].features, items[9].features)
+    alone = [preparer.prepare([file])[0].features for file in small]
+    assert all(torch.equal(one.features, two) for one, two in zip(items, alone, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "rows"),
+    [
+        (
+            [picture(9, 9), b"none", picture(99, 90)[:-40], picture(9, 9), b""],
+            InvalidImage,
+            [1, 2, 4],
+        ),
+        ([picture(9, 9), picture(6_000, 6_000), b"none"], ImageTooLarge, [1]),
+    ],
+)
+def test_an_error_names_all_rows_of_the_first_kind(files, error, rows):
+    with pytest.raises(error) as caught:
+        ImagePreparer(CONFIG, draft=False).prepare(files)
+    assert (caught.value.rows, caught.value.field) == (rows, "inputs")

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from app.encoders.models import vision
-from app.encoders.models.base import EncoderSpec, ModelSources
 from app.encoders.models.images import ImageLimits
 from app.encoders.models.torchvision_ops import make_importable
 from app.errors import (
@@ -133,9 +131,8 @@ def test_all_wrong_images_are_named(folder):
 
 def test_the_file_and_the_resized_image_have_limits(folder):
     limits = ImageLimits(pixels=50 * 50)
-    encoder = vision.load(
-        EncoderSpec("timm", "vit"), ModelSources(folder=folder), "cpu", limits=limits
-    )
+    encoder = load(folder, "vit")
+    encoder.preparer._limits = limits
     assert len(encoder.prepare(IMAGES[:2], ROLE)) == 2
     with pytest.raises(ImageTooLarge) as caught:
         encoder.prepare([*IMAGES], ROLE)

@@ -90,7 +90,7 @@ class RemoteEncoder:
         self, identity: ModelIdentity, endpoint: Endpoint, options: RemoteOptions, name: str | None
     ) -> None:
         self.identity = identity
-        self.endpoint = options.url
+        self.endpoint: str | None = options.url
         self.batch = options.batch
         self._endpoint = endpoint
         self._normalise = bool(options.normalise)
