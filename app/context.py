@@ -125,8 +125,3 @@ class Services:
     def take(self, turns: Turns, project: str) -> AbstractContextManager[None]:
         """Hold one of these turns. Raises TooMuchAtOnce and Overloaded."""
         return nullcontext() if self.turn_wait_s is None else turns.take(project, self.turn_wait_s)
-
-    @property
-    def patient(self) -> bool:
-        """Whether inputs wait without a limit, as in a worker."""
-        return self.turn_wait_s is None

@@ -81,47 +81,30 @@ def explain(
 
 
 def _explain(
-    model: EncoderModel, inputs: object, ours: Tensor, theirs: Tensor
+    model: EncoderModel, texts: object, ours: Tensor, theirs: Tensor
 ) -> Iterator[Explanation]:
     """Undo one difference after another."""
     if ours.shape == theirs.shape:
-        yield _explanation(
-            "normalisation",
-            "the lengths differ, the directions agree",
-            _find_max_deviation(unit(ours), unit(theirs)),
-        )
-        yield _explanation(
-            "order",
-            "the vectors are equal, in another order",
-            drift.reorder_deviation(ours, theirs),
+        yield _compare("normalisation", "the lengths differ, the directions agree", ours, theirs)
+        yield Explanation(
+            cause="order",
+            detail="the vectors are equal, in another order",
+            max_deviation=drift.reorder_deviation(ours, theirs),
         )
     else:
-        yield from _explain_dimensions("dimensions", "", ours, theirs)
-    variants = getattr(model, "variants", None)
-    if variants is None:
-        return
-    for cause, detail, vectors in variants(inputs):
-        if vectors.shape == theirs.shape:
-            yield _explanation(cause, detail, _find_max_deviation(unit(vectors), unit(theirs)))
-        else:
-            yield from _explain_dimensions(cause, f"{detail}, ", vectors, theirs)
+        yield _compare("dimensions", "", ours, theirs)
+    for cause, detail, vectors in getattr(model, "variants", lambda texts: ())(texts):
+        yield _compare(cause, detail, vectors, theirs)
 
 
-def _explanation(cause: Cause, detail: str, max_deviation: float) -> Explanation:
-    return Explanation(cause=cause, detail=detail, max_deviation=max_deviation)
-
-
-def _explain_dimensions(
-    cause: Cause, prefix: str, ours: Tensor, theirs: Tensor
-) -> Iterator[Explanation]:
-    """Compare the first dimensions, as many as both have."""
+def _compare(cause: Cause, detail: str, ours: Tensor, theirs: Tensor) -> Explanation:
+    """Compare the directions in the first dimensions, as many as both have."""
     dim = min(ours.shape[1], theirs.shape[1])
-    apart = _find_max_deviation(unit(ours[:, :dim]), unit(theirs[:, :dim]))
-    yield _explanation(
-        cause,
-        f"{prefix}{theirs.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree",
-        apart,
-    )
+    if ours.shape != theirs.shape:
+        detail = f"{detail}, " if detail else ""
+        detail += f"{theirs.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree"
+    deviation = _find_max_deviation(unit(ours[:, :dim]), unit(theirs[:, :dim]))
+    return Explanation(cause=cause, detail=detail, max_deviation=deviation)
 
 
 def _find_likely_cause(

@@ -177,7 +177,7 @@ def _start_pieces(
         with blaming(field, rows_from=start, always=True):
             items = model.prepare(inputs[start : start + size], role)
         # Only the first piece may be refused: a request never has more than two pieces waiting.
-        is_limited = start == 0 and not services.patient
+        is_limited = start == 0 and services.turn_wait_s is not None
         work = services.encoders.submit(model, items, context.project, is_limited=is_limited)
         context.on_departure(work.future.cancel)
         yield work, items
