@@ -106,7 +106,6 @@ class Ready(BaseModel):
         "inputs are refused; or the disk is full, so writes are refused."
     )
     database: bool = Field(description="Whether the database answers.")
-    disk: bool = Field(description="Whether the disk of the data dir has 16 MiB free.")
     worker: bool | None = Field(
         description="Whether the worker in this process runs. Null if workers run elsewhere."
     )
@@ -160,14 +159,7 @@ async def readyz(request: Request, response: Response) -> Ready:
     if status in ("unavailable", "stopping"):
         response.status_code = 503
         response.headers["Retry-After"] = "1"
-    return Ready(
-        status=status,
-        database=database,
-        disk=answers["disk"],
-        worker=worker,
-        redis=redis,
-        models=models,
-    )
+    return Ready(status=status, database=database, worker=worker, redis=redis, models=models)
 
 
 def database_answers(services: Services) -> bool:
