@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.db.blobs import BlobStore
+from app.db.budget import TextBudget
 from app.db.cache import Cache
 from app.db.name_cache import NameCache
 from app.db.session import Database
@@ -41,9 +42,7 @@ class Limits:
     numbers           numbers in one answer: a few vectors can become gigabytes in a large space
     jobs              unfinished jobs of all projects together
     project_jobs      unfinished jobs of one project
-    native_texts_a_minute, native_texts_a_day
-                      texts of one project that are embedded for native scores
-    native_remote     addresses of stores whose texts may be sent to remote encoders for that
+    native_remote     addresses of stores whose texts may be sent to remote encoders
     """
 
     vectors: int = 16_384
@@ -52,8 +51,6 @@ class Limits:
     numbers: int = ANSWER_NUMBERS_A_VECTOR * 16_384
     jobs: int = 10_000
     project_jobs: int = 1_000
-    native_texts_a_minute: int = 6_000
-    native_texts_a_day: int = 500_000
     native_remote: frozenset[str] = frozenset()
 
 
@@ -104,6 +101,8 @@ class Services:
     #: the longest fit of a request, in seconds of one core; a job makes longer ones. None: no
     #: limit, as in workers and commands
     request_fit_s: float | None = None
+    #: the texts that are embedded for native scores
+    native_budget: TextBudget = field(default_factory=TextBudget)
     #: the stores that this process has opened
     stores: StoreHandles = field(default_factory=StoreHandles)
     turns: WorkTurns = field(default_factory=WorkTurns)

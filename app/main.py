@@ -39,7 +39,6 @@ from app.search import advice_endpoints as advice
 from app.search import compare_endpoints as compare
 from app.search import endpoints as store_search
 from app.search import evaluate_endpoints as evaluate
-from app.search import rescore_endpoints as rescore
 from app.settings import Settings
 from app.stores import endpoints as stores
 from app.threads import use_threads
@@ -59,7 +58,6 @@ RESOURCES = (
     relative,
     store_search,
     stores,
-    rescore,
     openai,
     rerank,
     stitch,

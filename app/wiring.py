@@ -12,6 +12,7 @@ from app.context import (
     Services,
 )
 from app.db.blobs import BlobStore
+from app.db.budget import TextBudget
 from app.db.cache import Cache, RedisStore
 from app.db.name_cache import NameCache
 from app.db.redis import OptionalRedis
@@ -60,10 +61,12 @@ def make_services(
             vectors=settings.max_vectors,
             pool=settings.max_pool,
             numbers=max(Limits.numbers, ANSWER_NUMBERS_A_VECTOR * settings.max_vectors),
-            native_texts_a_minute=settings.native_texts_a_minute,
             native_remote=frozenset(
                 name for name, entry in settings.stores.items() if entry.remote_texts
             ),
+        ),
+        native_budget=TextBudget(
+            settings.native_texts_a_minute, settings.redis_url, settings.redis_prefix
         ),
         lease_s=settings.lease_s,
         device=use,

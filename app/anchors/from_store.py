@@ -23,7 +23,7 @@ from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
 from app.request_context import RequestContext
 from app.search import native_vectors
-from app.search.queries import StoreRowId
+from app.search.queries import StoreRowId, row_digest
 from app.stores.port import Page, Store
 from app.types import EncoderKind, JobKind
 
@@ -85,7 +85,11 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
             f"No row of a sample of the store {request.store!r} has a text in its `text_field`.",
             field="store",
         )
-    owners = [StoreRowId.of(store.id, each) for each in ids]
+    digests = [native_vectors.digest_of(each) for each in texts]
+    owners = {
+        digest: StoreRowId(store.id, row_digest(id))
+        for digest, id in zip(digests, ids, strict=True)
+    }
     embeddings = {store.encoder.name: vectors}
     total = len(texts) * len(encoders)
     for encoder in encoders:
@@ -97,8 +101,8 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
             texts,
             on_progress=lambda done, before=before: progress(before + done, total),  # type: ignore[misc]
         ).vectors
-        made = embeddings[encoder.name]
-        native_vectors.keep_vectors(services, context.project, encoder, texts, made, owners)
+        made = dict(zip(digests, embeddings[encoder.name].float(), strict=True))
+        native_vectors.keep_vectors(services, encoder, made, owners)
     row = anchor_sets.build_anchor_set(
         services,
         context.project,
@@ -118,7 +122,7 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
             "store": store.id,
             "encoders": [each.id for each in encoders],
             "ids": list(ids),
-            "digests": [native_vectors.digest_of(each).hex() for each in texts],
+            "digests": [each.hex() for each in digests],
         },
     )
     result = {

@@ -323,32 +323,17 @@ class NativeVectorRow(Base):
     __tablename__ = "native_vectors"
     __table_args__ = (Index("ix_native_vectors_store_id_row_id", "store_id", "row_id"),)
 
-    project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    #: id of the encoder
-    space: Mapped[str] = mapped_column(String(32), primary_key=True)
-    role: Mapped[str] = mapped_column(String(10), primary_key=True)
+    encoder_id: Mapped[str] = mapped_column(
+        ForeignKey("encoders.id", ondelete="CASCADE"), primary_key=True
+    )
     #: SHA-256 of the text
     digest: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
     #: (d,) float32, little-endian
     vector: Mapped[bytes] = mapped_column(LargeBinary)
-    #: hours since 1970 at the last read
-    read_hour: Mapped[int] = mapped_column(index=True)
+    made_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now, index=True)
     #: the row of a store that has the text, and the SHA-256 of its id; None: a request had it
-    store_id: Mapped[str | None] = mapped_column(String(32))
+    store_id: Mapped[str | None] = mapped_column(ForeignKey("stores.id", ondelete="CASCADE"))
     row_id: Mapped[str | None] = mapped_column(String(64))
-
-
-class NativeSpendingRow(Base):
-    """Texts that native rescoring had embedded for a project, in its last minute and day."""
-
-    __tablename__ = "native_spending"
-
-    project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    #: minutes and days since 1970
-    minute: Mapped[int]
-    minute_texts: Mapped[int]
-    day: Mapped[int]
-    day_texts: Mapped[int]
 
 
 #: a store has at most one migration whose traces are still in it

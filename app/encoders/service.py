@@ -14,7 +14,6 @@ from app.errors import (
     InvalidRequest,
 )
 from app.request_context import RequestContext
-from app.search import queries as native_vectors
 from app.stores import queries as stores
 from app.types import EncoderKind, Modality
 
@@ -99,7 +98,6 @@ def delete_encoder(services: Services, context: RequestContext, name: str) -> No
         users = resources.users_of_encoder(session, row) + stores.stores_of_encoder(session, row)
         users += resources.aliases_of(session, row)
         refuse_in_use(f"encoder {name!r}", users)
-        native_vectors.delete_of_space(session, context.project, row.id)
         resources.drop_comparisons(session, row)
         resources.remove(session, row)
         record_audit(session, context, "delete", "encoder", name)

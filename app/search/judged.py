@@ -39,7 +39,7 @@ from app.maths.relevance.ranking_metrics import MEASURES, Judgements, collect
 from app.maths.translators.translator import apply
 from app.request_context import RequestContext
 from app.search.compare import difference_of
-from app.search.rescoring import default_weight_of
+from app.search.scoring import default_weight_of
 from app.translate import evaluate as evaluation
 from app.translate import fit as translators
 from app.translate.fit import FittedTranslator

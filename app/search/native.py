@@ -14,15 +14,17 @@ from app.context import Services
 from app.db import tables
 from app.errors import AnchorageError, InvalidRequest
 from app.maths.relevance import native as maths
-from app.maths.relevance import rescoring
+from app.maths.relevance.rescoring import cosines
 from app.request_context import RequestContext
 from app.search.native_vectors import (
     OTHERS,
+    NativeCounts,
     NativeVectors,
     Shortfall,
     native_vectors,
 )
-from app.search.queries import StoreRowId
+from app.search.queries import StoreRowId, row_digest
+from app.stores.port import Hits
 from app.types import EncoderKind, Modality
 
 #: most candidates of each query that are embedded
@@ -31,54 +33,18 @@ MAX_NATIVE = 200
 #: the same where a request does not say it
 USUAL_NATIVE = 20
 
-#: how long a request waits for native vectors, unless it says otherwise
-USUAL_DEADLINE_S = 2.0
-
-#: the texts of candidates, by their places among those of all queries, and the rows that have them
-ReadTexts = Callable[
-    [Sequence[int]], Awaitable[tuple[Sequence[str | None], Sequence[StoreRowId] | None]]
-]
+#: the texts of candidates, by their places among those of all queries, and the rows of a store that
+#: have them
+ReadTexts = Callable[[Sequence[int]], Awaitable[tuple[Sequence[str | None], Sequence[StoreRowId]]]]
 
 
 @dataclass(frozen=True, eq=False)
 class NativeScoring:
-    """The first `count` candidates of each query are scored by native vectors of their texts.
-
-    is_required  the request named the number: an encoder that embeds no texts is an error
-    """
+    """The first `count` candidates of each query are scored by native vectors of their texts."""
 
     count: int
     read_texts: ReadTexts
-    deadline_s: float = USUAL_DEADLINE_S
-    is_required: bool = True
-
-
-@dataclass(frozen=True)
-class NativeCounts:
-    """Texts of the candidates: embedded for this request, found in the cache, and without a vector.
-
-    truncated  embedded texts that the encoder read only in part
-    shortfall  why texts were left out, as (code, detail); None: none was
-    """
-
-    embedded: int
-    cached: int
-    missing: int
-    truncated: int = 0
-    shortfall: Shortfall | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class NativeOrder:
-    """Each query's candidates: (m,) positions, best first, their scores, and which are native."""
-
-    queries: Sequence[tuple[Tensor, Tensor, Tensor]]
-    counts: NativeCounts
-
-    @property
-    def has_native(self) -> bool:
-        """Whether any candidate has a native score."""
-        return any(bool(is_native.any()) for *_, is_native in self.queries)
+    deadline_s: float
 
 
 def embeds_texts(encoder: tables.EncoderRow) -> bool:
@@ -86,40 +52,75 @@ def embeds_texts(encoder: tables.EncoderRow) -> bool:
     return encoder.kind != EncoderKind.external and encoder.modality != Modality.image
 
 
-def require_texts_encoder(encoder: tables.EncoderRow, field: str = "native") -> None:
+def require_texts_encoder(encoder: tables.EncoderRow) -> None:
     """Raises InvalidRequest for an encoder that cannot embed texts here."""
     if not embeds_texts(encoder):
         raise InvalidRequest(
-            f"`{field}` embeds texts, which the encoder {encoder.name!r} cannot do here. Remove "
-            f"`{field}`, or register the target encoder with its model.",
-            field=field,
+            f"`native` embeds texts, which the encoder {encoder.name!r} cannot do here. Remove "
+            "`native`, or register the target encoder with its model.",
+            field="native",
         )
 
 
-async def _read_and_embed(
+def native_count(
     services: Services,
-    context: RequestContext,
-    encoder: tables.EncoderRow,
-    request: NativeScoring,
-    wanted: Sequence[int],
-) -> NativeVectors:
-    """Return the vectors of these candidates. What hinders it is its `shortfall`."""
-    if not wanted:
-        return NativeVectors([])
-    ends = time.monotonic() + request.deadline_s
-    read = None
-    detail = f"The store did not return texts within {request.deadline_s * 1e3:.0f} ms."
-    try:
-        with anyio.move_on_after(request.deadline_s):
-            read = await request.read_texts(wanted)
-    except AnchorageError as error:
-        detail = f"The store returned no texts. {error.detail}"
-    if read is None:
-        none: Shortfall = ("native-unavailable", f"{detail} {OTHERS}")
-        return NativeVectors([None] * len(wanted), missing=len(wanted), shortfall=none)
-    texts, rows = read
-    left = max(0.001, ends - time.monotonic())
-    return await native_vectors(services, context, encoder, texts, deadline_s=left, rows=rows)
+    row: tables.StoreRow,
+    target: tables.EncoderRow,
+    requested: int | None,
+    mode: str | None,
+) -> int:
+    """Return how many candidates of each query of a store the target embeds.
+
+    requested  None: USUAL_NATIVE where the store has texts and they stay in this process, or the
+               operator lets them leave it; else 0
+
+    Raises InvalidRequest where a requested number is not possible.
+    """
+    has_texts = row.options.get("text_field") is not None
+    may_leave = row.address in services.limits.native_remote
+    if requested is None:
+        embeds = target.kind == EncoderKind.sentence_transformers or (
+            target.kind == EncoderKind.openai and may_leave
+        )
+        return USUAL_NATIVE if has_texts and embeds and mode in (None, "cascade", "fuse") else 0
+    if not requested:
+        return 0
+    if mode in ("bridge", "translate"):
+        raise InvalidRequest(
+            f"`native` does not apply with `mode: {mode}`. Remove it, or remove `mode`.",
+            field="native",
+        )
+    if not has_texts:
+        raise InvalidRequest(
+            "`native` embeds texts of the store, which was connected without `text_field`. "
+            "Connect it again with `text_field`, or remove `native`.",
+            field="native",
+        )
+    require_texts_encoder(target)
+    if target.kind == EncoderKind.openai and not may_leave:
+        raise InvalidRequest(
+            f"`native` would send texts of the store to the endpoint of {target.name!r}. The "
+            "operator allows that by `remote_texts` of the store's address in "
+            "ANCHORAGE_STORES. Until then, remove `native`.",
+            field="native",
+        )
+    return requested
+
+
+def texts_of_store(services: Services, row: tables.StoreRow, hits: Sequence[Hits]) -> ReadTexts:
+    """Return how the texts of a store's candidates are read."""
+    every = [each for one in hits for each in one.ids]
+
+    async def read_texts(
+        places: Sequence[int],
+    ) -> tuple[Sequence[str | None], Sequence[StoreRowId]]:
+        ids = [every[place] for place in places]
+        unique = list(dict.fromkeys(ids))
+        texts = await services.stores.ask(row, lambda store: store.texts(unique))
+        by_id = dict(zip(unique, texts, strict=True))
+        return [by_id[each] for each in ids], [StoreRowId(row.id, row_digest(each)) for each in ids]
+
+    return read_texts
 
 
 async def order_natively(
@@ -131,22 +132,22 @@ async def order_natively(
     base: Sequence[Tensor],
     old: Sequence[Tensor] | None,
     weight: float,
-) -> NativeOrder:
+) -> tuple[list[tuple[Tensor, Tensor, Tensor]], NativeVectors]:
     """Embed the texts of the first candidates, and order all.
 
     queries  (q, d) by the encoder
     base     for each query, (m,) the best scores known before
     old      for each query, (m,) the old encoder's scores, which count too; None: they do not
+
+    Return for each query (m,) positions, best first, their scores, and whether these are native.
     """
     firsts = [scores.sort(descending=True, stable=True).indices[: request.count] for scores in base]
-    starts = [0]
-    for scores in base:
-        starts.append(starts[-1] + len(scores))
-    wanted = torch.cat(
-        [first + start for first, start in zip(firsts, starts, strict=False)]
-    ).tolist()
+    wanted, start = [], 0
+    for scores, first in zip(base, firsts, strict=True):
+        wanted += (first + start).tolist()
+        start += len(scores)
     made = await _read_and_embed(services, context, encoder, request, wanted)
-    every: list[tuple[Tensor, Tensor, Tensor]] = []
+    ordered = []
     done = 0
     for query, first in enumerate(firsts):
         vectors = made.vectors[done : done + len(first)]
@@ -154,13 +155,37 @@ async def order_natively(
         native = torch.full_like(base[query], torch.nan)
         known = [place for place, vector in enumerate(vectors) if vector is not None]
         if known:
-            rows_known = torch.stack([each for each in vectors if each is not None])
-            native[first[known]] = rescoring.cosines(
-                queries[query : query + 1], rows_known, [len(known)]
-            )
-        order, ordered = maths.order_block(
+            rows = torch.stack([each for each in vectors if each is not None])
+            native[first[known]] = cosines(queries[query : query + 1], rows, [len(known)])
+        order, scores = maths.order_block(
             base[query], native, len(first), None if old is None else old[query], weight
         )
-        every.append((order, ordered, ~native[order].isnan()))
-    counts = NativeCounts(made.embedded, made.cached, made.missing, made.truncated, made.shortfall)
-    return NativeOrder(every, counts)
+        ordered.append((order, scores, ~native[order].isnan()))
+    return ordered, made
+
+
+async def _read_and_embed(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    request: NativeScoring,
+    wanted: Sequence[int],
+) -> NativeVectors:
+    """Return the vectors of these candidates. What hinders it is its `shortfall`."""
+    if not wanted:
+        return NativeVectors([], NativeCounts())
+    ends = time.monotonic() + request.deadline_s
+    read = None
+    detail = f"The store did not return texts within {request.deadline_s * 1e3:.0f} ms."
+    try:
+        with anyio.move_on_after(request.deadline_s):
+            read = await request.read_texts(wanted)
+    except AnchorageError as error:
+        detail = f"The store returned no texts. {error.detail}"
+    if read is None:
+        missing = NativeCounts(missing=len(wanted))
+        shortfall: Shortfall = ("native-unavailable", f"{detail} {OTHERS}")
+        return NativeVectors([None] * len(wanted), missing, shortfall)
+    texts, rows = read
+    left = max(0.001, ends - time.monotonic())
+    return await native_vectors(services, context, encoder, texts, deadline_s=left, rows=rows)

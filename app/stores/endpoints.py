@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
@@ -281,30 +281,3 @@ def delete_store(name: PathName, services: Svc, context: WriteContext) -> None:
     Fails with `in-use` while a migration has traces in the store.
     """
     stores.delete_store(services, context, name)
-
-
-class DeletedVectors(BaseModel):
-    """How many stored vectors were deleted."""
-
-    deleted: int = Field(description="Vectors that are no longer stored.")
-
-
-@router.delete(
-    "/{name}/native-vectors",
-    summary="Delete stored vectors of a store's texts",
-    responses=documented(404, 422),
-)
-def delete_native_vectors(
-    name: PathName,
-    services: Svc,
-    context: WriteContext,
-    id: Annotated[
-        str | None,
-        Query(max_length=300, description="Id of the row. Default: all rows of the store."),
-    ] = None,
-) -> DeletedVectors:
-    """Deletes the vectors that searches had embedded of the store's texts, for privacy.
-
-    Changes nothing in the store itself. Running processes may hold copies until they end.
-    """
-    return DeletedVectors(deleted=stores.delete_native_vectors(services, context, name, id))

@@ -24,8 +24,6 @@ from app.errors import (
 )
 from app.maths.anchors.space_match import LEAST_SHARE, UNUSUAL_SHARE, SpaceMatch, match_space
 from app.request_context import RequestContext
-from app.search import queries as native_vectors
-from app.search.queries import StoreRowId
 from app.stores import queries as store_queries
 from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.port import Capabilities, Store, StoreFacts, StoreId, StoreVectors
@@ -232,31 +230,10 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
         active = store_queries.active_migration(session, row)
         users = [] if active is None else [f"migration {active.id} ({active.state})"]
         refuse_in_use(f"store {name!r}", users, "Finish or abandon it first.")
-        native_vectors.delete_of_store(session, row.id)
         session.delete(row)
         record_audit(session, context, "delete", "store", name)
     with suppress(AddressNotListed):
         services.stores.forget(services.stores.location(row))
-
-
-def delete_native_vectors(
-    services: Services, context: RequestContext, name: str, row_id: str | None
-) -> int:
-    """Delete vectors of the texts of a store's rows, or of one row; return their number.
-
-    The copies in the memory of processes go too, at the latest with these processes.
-    Raises StoreNotFound.
-    """
-    with services.db.transaction() as session:
-        row = resources.by_name(session, tables.StoreRow, context.project, name)
-        record_audit(session, context, "delete", "native-vectors", name)
-        if row_id is None:
-            return native_vectors.delete_of_store(session, row.id)
-        ids: list[int | str] = [row_id]
-        with suppress(ValueError):
-            ids.append(int(row_id))
-        rows = {StoreRowId.of(row.id, each) for each in ids}
-        return sum(native_vectors.delete_of_store(session, *each) for each in rows)
 
 
 def _remember_field(services: Services, row: tables.StoreRow, facts: StoreFacts) -> None:

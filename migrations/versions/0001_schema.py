@@ -126,32 +126,6 @@ def upgrade() -> None:
     op.create_index("ix_jobs_project_started_at", "jobs", ["project", "started_at"])
 
     op.create_table(
-        "native_spending",
-        sa.Column("project", sa.String(length=100), nullable=False),
-        sa.Column("minute", sa.Integer(), nullable=False),
-        sa.Column("minute_texts", sa.Integer(), nullable=False),
-        sa.Column("day", sa.Integer(), nullable=False),
-        sa.Column("day_texts", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("project", name=op.f("pk_native_spending")),
-    )
-    op.create_table(
-        "native_vectors",
-        sa.Column("project", sa.String(length=100), nullable=False),
-        sa.Column("space", sa.String(length=32), nullable=False),
-        sa.Column("role", sa.String(length=10), nullable=False),
-        sa.Column("digest", sa.LargeBinary(length=32), nullable=False),
-        sa.Column("vector", sa.LargeBinary(), nullable=False),
-        sa.Column("read_hour", sa.Integer(), nullable=False),
-        sa.Column("store_id", sa.String(length=32), nullable=True),
-        sa.Column("row_id", sa.String(length=64), nullable=True),
-        sa.PrimaryKeyConstraint(
-            "project", "space", "role", "digest", name=op.f("pk_native_vectors")
-        ),
-    )
-    op.create_index(op.f("ix_native_vectors_read_hour"), "native_vectors", ["read_hour"])
-    op.create_index("ix_native_vectors_store_id_row_id", "native_vectors", ["store_id", "row_id"])
-
-    op.create_table(
         "aliases",
         sa.Column("name", sa.String(length=100), nullable=False),
         sa.Column("model", sa.String(length=400), nullable=False),
@@ -267,6 +241,31 @@ def upgrade() -> None:
         sa.UniqueConstraint("project", "name", name=op.f("uq_stores_project_name")),
     )
     op.create_index(op.f("ix_stores_encoder_id"), "stores", ["encoder_id"])
+
+    op.create_table(
+        "native_vectors",
+        sa.Column("encoder_id", sa.String(length=32), nullable=False),
+        sa.Column("digest", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("vector", sa.LargeBinary(), nullable=False),
+        sa.Column("made_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("store_id", sa.String(length=32), nullable=True),
+        sa.Column("row_id", sa.String(length=64), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["encoder_id"],
+            ["encoders.id"],
+            name=op.f("fk_native_vectors_encoder_id_encoders"),
+            ondelete="CASCADE",
+        ),
+        sa.ForeignKeyConstraint(
+            ["store_id"],
+            ["stores.id"],
+            name=op.f("fk_native_vectors_store_id_stores"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("encoder_id", "digest", name=op.f("pk_native_vectors")),
+    )
+    op.create_index(op.f("ix_native_vectors_made_at"), "native_vectors", ["made_at"])
+    op.create_index("ix_native_vectors_store_id_row_id", "native_vectors", ["store_id", "row_id"])
 
     op.create_table(
         "migrations",

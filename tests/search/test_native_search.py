@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import anyio
 import lancedb
 import numpy as np
 import pytest
@@ -22,8 +21,6 @@ from starlette.testclient import TestClient
 from app.db import tables
 from app.encoders.models.base import EncoderModel
 from app.main import create_app
-from app.request_context import RequestContext
-from app.search.native_vectors import MAX_AT_ONCE, NativeVectors, native_vectors
 from app.settings import Settings
 from app.stores.port import StoreLocation
 from tests.stores.cases.base import Rows
@@ -249,22 +246,6 @@ def test_a_deadline_ends_the_wait_and_what_comes_later_serves_the_next(shop: Sho
     found = shop.search(native_deadline_ms=30_000)
     assert found["warnings"] == []
     assert found["native"]["missing"] == 0
-
-
-def test_requests_that_give_up_at_once_leave_their_places(shop: Shop) -> None:
-    services = shop.client.app.state.services
-    with services.db.transaction() as session:
-        row = session.scalars(
-            select(tables.EncoderRow).where(tables.EncoderRow.name == "new")
-        ).one()
-
-    async def ask(deadline_s: float) -> NativeVectors:
-        context = RequestContext()
-        return await native_vectors(services, context, row, ["a text"], deadline_s=deadline_s)
-
-    for _ in range(2 * MAX_AT_ONCE):
-        assert anyio.run(ask, 0.0).missing == 1
-    assert anyio.run(ask, 30.0).missing == 0
 
 
 def test_vectors_of_a_row_are_deleted(shop: Shop) -> None:

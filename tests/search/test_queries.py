@@ -1,84 +1,79 @@
-"""Stored vectors of texts, and budgets, on both databases."""
+"""Stored vectors of texts on both databases, and the budget of texts."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, update
 
+from app.db import tables
+from app.db.budget import TextBudget
 from app.db.session import Database
-from app.db.tables import NativeVectorRow
-from app.search import queries as queries
-from app.search.queries import StoreRowId, VectorSpace
+from app.search import queries
+from app.search.queries import StoreRowId, row_digest
+
+DIGESTS = [bytes([number]) * 32 for number in range(20)]
 
 
 @pytest.fixture
 def db(empty: Database) -> Database:
+    with empty.transaction() as session:
+        session.add(tables.EncoderRow(id="e", name="e", kind="external", dim=1, modality="text"))
+        session.flush()
+        store = {"kind": "qdrant", "address": "main", "collection": "docs", "encoder_id": "e"}
+        session.add(tables.StoreRow(id="s", name="s", **store))
     return empty
-
-
-SPACE = VectorSpace("default", "f" * 32, "document")
-DIGESTS = [bytes([number]) * 32 for number in range(20)]
 
 
 def add(db: Database, rows: dict[bytes, StoreRowId]) -> None:
     with db.transaction() as session:
-        queries.add_vectors(session, SPACE, dict.fromkeys(DIGESTS, b"1234"), rows)
+        queries.add_vectors(session, "e", dict.fromkeys(DIGESTS, b"1234"), rows)
 
 
-def test_first_texts_of_a_project_are_counted_once_however_many_come_at_once(db: Database) -> None:
-    def spend(_: int) -> int:
-        with db.transaction() as session:
-            return queries.spend_texts(session, "new", 10, 45, 1_000)
-
-    with ThreadPoolExecutor(8) as pool:
-        allowed = list(pool.map(spend, range(8)))
-    assert sorted(allowed) == [0, 0, 0, 5, 10, 10, 10, 10]
+def find(db: Database) -> dict[bytes, tuple[bytes, str | None]]:
     with db.transaction() as session:
-        assert queries.spend_texts(session, "other", 2_000, 5_000, 1_000) == 1_000
+        return queries.find_vectors(session, "e", DIGESTS)
 
 
-def test_reads_at_once_of_old_vectors_wait_for_nobody(db: Database) -> None:
+def test_a_text_has_the_row_that_was_named_first_and_goes_with_it(db: Database) -> None:
     add(db, {})
+    rows = {digest: StoreRowId("s", row_digest(row)) for row, digest in enumerate(DIGESTS[:15])}
+    add(db, rows)
+    add(db, dict.fromkeys(DIGESTS, StoreRowId("s", row_digest("another"))))
+    assert {store for _, store in find(db).values()} == {"s"}
     with db.transaction() as session:
-        session.execute(update(NativeVectorRow).values(read_hour=1))
+        assert queries.delete_of_rows(session, "s", [row_digest(3), row_digest("3")]) == 1
+        assert queries.delete_of_rows(session, "s") == 19
 
-    def read(turn: int) -> int:
-        order = DIGESTS if turn % 2 else DIGESTS[::-1]
-        with db.transaction() as session:
-            found, is_due = queries.find_vectors(session, SPACE, order)
-        if is_due:
-            with db.transaction() as session:
-                queries.touch_vectors(session, SPACE, order, {})
-        return len(found)
 
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(read, range(12))) == [20] * 12
+def test_vectors_go_with_their_store(db: Database) -> None:
+    add(db, {digest: StoreRowId("s", row_digest(1)) for digest in DIGESTS[:15]})
     with db.transaction() as session:
-        assert 1 not in session.scalars(select(NativeVectorRow.read_hour)).all()
-
-
-def test_vectors_of_a_store_that_was_deleted_meanwhile_are_not_stored(db: Database) -> None:
-    add(db, {digest: StoreRowId.of("gone", 1) for digest in DIGESTS[:15]})
-    with db.transaction() as session:
-        assert len(queries.find_vectors(session, SPACE, DIGESTS)[0]) == 5
+        session.execute(delete(tables.StoreRow))
+    assert len(find(db)) == 5
 
 
 def test_the_oldest_go_first(db: Database) -> None:
     add(db, {})
     with db.transaction() as session:
-        old = update(NativeVectorRow).where(NativeVectorRow.digest.in_(DIGESTS[:3]))
-        session.execute(old.values(read_hour=1))
+        old = update(tables.NativeVectorRow).where(tables.NativeVectorRow.digest.in_(DIGESTS[:3]))
+        session.execute(old.values(made_at=tables.now() - timedelta(days=1)))
     size = queries.ROW_BYTES + 4
     with db.transaction() as session:
         assert queries.spare_vectors(session, 20 * size) == 0
         assert queries.spare_vectors(session, 17 * size) == 3
         assert queries.delete_oldest(session, 3) == 3
-        assert set(queries.find_vectors(session, SPACE, DIGESTS)[0]) == set(DIGESTS[3:])
+    assert set(find(db)) == set(DIGESTS[3:])
 
 
-@pytest.mark.parametrize("row", [7, "7", "é" * 500])
-def test_ids_of_any_length_and_type_are_told_apart(row: int | str) -> None:
-    assert len(StoreRowId.of("s", row).row_id) == 64
-    assert StoreRowId.of("s", 7) != StoreRowId.of("s", "7")
+@pytest.mark.parametrize("url", [None, "redis://127.0.0.1:6379", "redis://127.0.0.1:1"])
+def test_a_budget_is_never_exceeded_however_many_come_at_once(url: str | None, tmp_path) -> None:
+    budget = TextBudget(45, url, f"test-{tmp_path}")
+    with ThreadPoolExecutor(8) as pool:
+        allowed = list(pool.map(lambda _: budget.spend("one", 10), range(4)))
+    assert allowed == [10] * 4
+    assert [budget.spend("one", 10), budget.spend("one", 10)] == [5, 0]
+    assert TextBudget(5_000, url, f"test-{tmp_path}", a_day=1_000).spend("other", 2_000) == 1_000
+    assert TextBudget(10, a_day=0).spend("one", 1) == 0

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from app.context import Services
 from app.db import name_cache
-from app.search import rescoring
-from app.search.rescoring import Rescoring
-from app.translate.fit import FitRequest
-from app.translate.service import Translation
+from app.search import scoring
+from app.search.rescore_schemas import RescoreRequest
+from app.search.rescoring import rescore
 from tests.helpers import CONTEXT
 
-FIT = FitRequest("a", "b", "s", "graded", {})
+
+def request(*blocks: torch.Tensor) -> RescoreRequest:
+    candidates: list[dict[str, Any]] = [
+        {"ids": list(range(len(block))), "vectors": block.tolist()} for block in blocks
+    ]
+    pair = {"source": "a", "target": "b", "anchor_set": "s", "method": "graded"}
+    queries = torch.eye(2)[: len(blocks)].tolist()
+    return RescoreRequest.model_validate({**pair, "queries": queries, "candidates": candidates})
 
 
 def test_a_warm_pair_needs_no_database(
@@ -24,11 +31,10 @@ def test_a_warm_pair_needs_no_database(
 ) -> None:
     monkeypatch.setattr(name_cache, "MEMORY_S", 60.0)  # a busy machine takes longer
     stored = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
-    request = Rescoring(Translation(FIT), torch.eye(2), None, [stored[:9], stored[9:]])
-    context = CONTEXT
-    cold = asyncio.run(rescoring.rescore(stocked_services, context, request))
+    asked = request(stored[:9], stored[9:])
+    cold, _ = asyncio.run(rescore(stocked_services, CONTEXT, asked))
     away = replace(stocked_services, db=None, blobs=None)
-    warm = asyncio.run(rescoring.rescore(away, context, request))
+    warm, _ = asyncio.run(rescore(away, CONTEXT, asked))
     assert len(warm.translated.vectors) == 12
     for one, other in zip(cold.results, warm.results, strict=True):
         assert torch.equal(one.places, other.places)
@@ -38,6 +44,5 @@ def test_a_warm_pair_needs_no_database(
 def test_memory_is_reserved_for_the_translated_candidates(stocked_services: Services) -> None:
     reserved: list[int] = []
     context = replace(CONTEXT, reserve_bytes=reserved.append)
-    request = Rescoring(Translation(FIT), torch.eye(2)[:1], None, [torch.eye(3)])
-    asyncio.run(rescoring.rescore(stocked_services, context, request))
-    assert reserved == [3 * (2 * 4 + rescoring.CANDIDATE_BYTES)]
+    asyncio.run(rescore(stocked_services, context, request(torch.eye(3))))
+    assert reserved == [3 * (2 * 4 + scoring.CANDIDATE_BYTES)]

@@ -1,14 +1,12 @@
-"""/rescore: sorts the candidates of a store by their scores with the new encoder."""
+"""The words of /rescore."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import orjson
 import torch
-from fastapi import APIRouter, Response
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -19,13 +17,8 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
-from starlette.concurrency import run_in_threadpool
 
-from app.encoders import encoding
 from app.errors import InvalidRequest
-from app.http import media_types
-from app.http.bodies import Call, body_docs, vector_call
-from app.http.deps import FIT_QUEUED
 from app.http.fields import (
     Body,
     Inputs,
@@ -35,29 +28,13 @@ from app.http.fields import (
     Vectors,
     parse_matrix,
 )
-from app.http.problems import documented
-from app.maths.translators.translator import ProductPrecision, no_flags
-from app.ops import metrics
-from app.search import rescoring
-from app.search.native import MAX_NATIVE, USUAL_NATIVE, NativeScoring
-from app.search.rescoring import (
-    EncoderNames,
-    Rescored,
-    RescoreMode,
-    Rescoring,
-    WeightSource,
-)
-from app.search.schemas import NativeOut, native_members
-from app.translate import service as apply
-from app.translate.fields import AnswerWarningOut, PairRequest, Share, add_warnings, warning_members
-from app.types import InputRole
+from app.maths.translators.translator import ProductPrecision
+from app.search.native import MAX_NATIVE
+from app.search.schemas import NativeOut
+from app.search.scoring import WeightSource
+from app.translate.fields import AnswerWarningOut, PairRequest, Share
 
-router = APIRouter(tags=["Search an old index"])
-
-#: fields that only a translation uses
-TRANSLATION_FIELDS = {"method", "options", "min_quality", "index", "precision"}
-
-CANDIDATE_COUNTS = metrics.BATCH_VECTORS.labels("rescore")
+RescoreMode = Literal["cascade", "fuse"]
 
 
 @dataclass(frozen=True)
@@ -227,60 +204,6 @@ class RescoreRequest(PairRequest):
         assert isinstance(blocks, CandidateBlocks)
         return blocks
 
-    def native_scoring(self) -> NativeScoring | None:
-        """Raises InvalidRequest for `native` without texts."""
-        texts = self.blocks.texts
-        if texts is None:
-            if self.native:
-                raise InvalidRequest(
-                    "`native` embeds the texts of candidates. Add `texts` to `candidates`, or "
-                    "remove `native`.",
-                    field="native",
-                )
-            return None
-        count = USUAL_NATIVE if self.native is None else self.native
-        every = [text for one in texts for text in one]
-
-        async def read_texts(places: Sequence[int]) -> tuple[Sequence[str | None], None]:
-            return [every[place] for place in places], None
-
-        if not count:
-            return None
-        deadline_s = self.native_deadline_ms / 1e3
-        return NativeScoring(count, read_texts, deadline_s, is_required=self.native is not None)
-
-    def translation(self) -> apply.Translation | EncoderNames:
-        """Raises InvalidRequest for fields of a translation without `anchor_set`."""
-        if self.anchor_set is not None:
-            return apply.Translation(self.translator_request())
-        if unused := sorted(self.model_fields_set & TRANSLATION_FIELDS):
-            raise InvalidRequest(
-                f"`{unused[0]}` only applies with `anchor_set`. Name a set, or remove "
-                f"`{unused[0]}`.",
-                field=unused[0],
-            )
-        return EncoderNames(self.source, self.target)
-
-    def rescoring(self) -> Rescoring:
-        """Raises InvalidRequest."""
-        inputs = (
-            None
-            if self.inputs is None
-            else encoding.Inputs(self.inputs, InputRole(self.input_type))
-        )
-        return Rescoring(
-            self.translation(),
-            self.queries,
-            inputs,
-            self.blocks.vectors,
-            self.mode,
-            self.old_queries,
-            self.weight,
-            self.limit,
-            self.precision,
-            native=self.native_scoring(),
-        )
-
 
 class QueryResults(BaseModel):
     """The candidates of one query, best first. Candidates of equal score stay in their order."""
@@ -333,81 +256,3 @@ class RescoreAnswer(BaseModel):
     )
     flags: list[CandidateFlag] = Field(description="Warnings about candidates and queries.")
     warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
-
-
-@router.post(
-    "/rescore",
-    summary="Order candidates by the new encoder",
-    responses={
-        200: {"model": RescoreAnswer},
-        202: FIT_QUEUED,
-        **documented(400, 404, 409, 413, 415, 422),
-    },
-    response_model=None,
-    openapi_extra=body_docs(RescoreRequest, is_call=True),
-)
-async def rescore(
-    call: Annotated[Call[RescoreRequest], vector_call(RescoreRequest, npy=False)],
-) -> Response:
-    """Sorts a store's candidates by their scores with the new encoder. Writes nothing to the store.
-
-    The candidates' stored vectors are translated and compared with the new queries; with
-    `mode: fuse`, the old encoder's scores count too. With `native`, the new encoder embeds the
-    texts of the best candidates; `mode: fuse` then needs no anchors.
-    """
-    body = call.body
-    with call.encoding():
-        rescored = await rescoring.rescore(call.services, call.context, body.rescoring())
-    CANDIDATE_COUNTS.observe(len(rescored.translated.vectors))
-    response = await run_in_threadpool(_respond, body, rescored)
-    response.headers["Server-Timing"] = call.timing()
-    return response
-
-
-def _describe(rescored: Rescored, mode: str) -> dict[str, Any]:
-    """Returns the members of the answer without the results."""
-    served = rescored.served
-    return {
-        "mode": mode,
-        "weight": rescored.weight,
-        "weight_chosen_by": rescored.weight_chosen_by,
-        "native": rescored.native and native_members(rescored.native),
-        "method": served and served.method,
-        "options": dict((served and served.options) or {}),
-        "translator": served and served.id,
-        "flags": _flags(rescored),
-        "warnings": warning_members(rescored.warnings),
-    }
-
-
-def _respond(body: RescoreRequest, rescored: Rescored) -> Response:
-    results: list[dict[str, Any]] = []
-    for ids, found in zip(body.blocks.ids, rescored.results, strict=True):
-        named = [ids[place] for place in found.places.tolist()]
-        result = {"ids": named, "scores": found.scores.float().numpy()}
-        if found.is_native is not None:
-            is_native = found.is_native.tolist()
-            result["native"] = [each for each, own in zip(named, is_native, strict=True) if own]
-        results.append(result)
-    about = _describe(rescored, body.mode)
-    data = orjson.dumps({"results": results, **about}, option=orjson.OPT_SERIALIZE_NUMPY)
-    response = Response(data, media_type=media_types.JSON)
-    add_warnings(response, rescored.warnings)
-    return response
-
-
-def _flags(rescored: Rescored) -> list[dict[str, Any]]:
-    rows = rescored.translated
-    if rows.at_mean is no_flags(len(rows.vectors))[0] and not rescored.truncated:
-        return []
-    shown = [
-        {"query": query, "candidate": None, "code": "input-truncated"}
-        for query in rescored.truncated
-    ]
-    for code, flagged in (("equals-anchor-mean", rows.at_mean), ("outside-anchors", rows.outside)):
-        shown += [
-            {"query": query, "candidate": place, "code": code}
-            for query, part in enumerate(torch.split(flagged, list(rescored.counts)))
-            for place in part.nonzero().flatten().tolist()
-        ]
-    return sorted(shown, key=lambda flag: flag["query"])

@@ -1,0 +1,323 @@
+"""Decides how a store is searched, and brings the queries into the space of its vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.context import Services
+from app.db import tables
+from app.encoders import encoding, incoming
+from app.encoders.encoding import Inputs
+from app.errors import (
+    EncoderChanged,
+    EncoderUnavailable,
+    InvalidRequest,
+    MissingField,
+    TooManyVectors,
+    Unavailable,
+    WrongState,
+    blaming,
+)
+from app.moves.queries import STEP
+from app.request_context import RequestContext
+from app.search.native import native_count
+from app.search.schemas import StoreSearchMode, StoreSearchRequest
+from app.stores import queries
+from app.stores.port import Side, StoreVectors
+from app.stores.registry import has_cutover
+from app.translate.fit import FitRequest
+from app.translate.service import ServedMap, Translation, prepare_map
+from app.types import EncoderKind, InputRole, MigrationState
+
+#: candidates of each query, unless the request says otherwise
+USUAL_CANDIDATES = 100
+
+#: bytes of memory for a candidate's id, score and place
+HIT_BYTES = 256
+
+#: states in which every row has a new vector, and an index
+COMPLETE = (MigrationState.filled, MigrationState.cut_over, MigrationState.rolled_back)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchPlan:
+    """How a store is searched.
+
+    mode        in `bridge` and `translate`, the store's own results are the answer
+    queries     (q, d_target)
+    compared    (m, d), which the store compares: in `fuse` the old queries, then the bridged ones
+    candidates  rows for each of them
+    old_queries  (q, d_source) in `fuse`
+    served      the map of the stored vectors; None where none is translated
+    bridging    the map of the queries; None where none is translated
+    native      candidates of each query that the target encoder embeds
+    has_new     whether rows may have a new vector already
+    cut_over    whether a migration of the store may finish, and delete its old vectors
+    truncated   rows of the inputs that an encoder read only in part
+    """
+
+    row: tables.StoreRow
+    target: tables.EncoderRow
+    mode: StoreSearchMode
+    side: Side
+    queries: Tensor
+    compared: StoreVectors
+    candidates: int
+    truncated: Sequence[int]
+    cut_over: bool
+    old_queries: Tensor | None = None
+    served: ServedMap | None = None
+    bridging: ServedMap | None = None
+    native: int = 0
+    has_new: bool = False
+
+    @property
+    def scores(self) -> bool:
+        """Whether the candidates are scored by the new encoder."""
+        return self.mode in ("cascade", "fuse")
+
+
+def plan_search(
+    services: Services, context: RequestContext, name: str, request: StoreSearchRequest
+) -> SearchPlan:
+    """Find what the request names, and bring its queries into the space of the store."""
+    inputs = (
+        None if request.inputs is None else Inputs(request.inputs, InputRole(request.input_type))
+    )
+    encoding.exactly_one(request.queries, inputs, field="queries")
+    with services.db.transaction() as session:
+        row, moving, target = queries.searched_store(session, context.project, name, request.target)
+    cut_over = moving is not None and moving.state == MigrationState.cut_over
+    if moving is not None and moving.target.id != target.id:
+        refuse_unsettled(row, moving)
+        moving = None
+    same = row.encoder.id == target.id
+    native = native_count(services, row, target, request.native, request.mode)
+    mode = request.mode or _usual_mode(request, row, moving, same, native)
+    _check_mode(request, mode, same, moving if has_cutover(row.kind) else None)
+    if moving is not None and mode != "translate":
+        refuse_unsettled(row, moving)
+    read = encoding.vectors_or_encoded(
+        services, context, target, request.queries, inputs, field="queries"
+    )
+    vectors, truncated = read.vectors, read.truncated
+    if mode == "translate":
+        _reserve(services, context, len(vectors) * request.k, row, "k")
+        side: Side = "old" if same else "new"
+        compared = _numpy(vectors)
+        return SearchPlan(
+            row, target, mode, side, vectors, compared, request.k, truncated, cut_over
+        )
+    old = None
+    if mode == "fuse":
+        try:
+            old = _old_queries(services, context, request, row, inputs, len(vectors))
+        except (Unavailable, EncoderUnavailable, EncoderChanged):
+            if request.mode is not None or (request.anchor_set is None and moving is None):
+                raise
+            mode = "cascade"  # the store's encoder does not run now
+    candidates = request.k if mode == "bridge" else _candidates(request)
+    served = bridging = None
+    if request.anchor_set is None and moving is None and mode == "fuse" and native:
+        if request.method is not None:
+            raise InvalidRequest(
+                "`method` only applies with `anchor_set`. Name a set, or remove `method`.",
+                field="method",
+            )
+        assert old is not None
+        _reserve(services, context, len(old) * candidates, row)
+        compared = _numpy(old)
+    else:
+        fit = _fit_request(request, row, moving)
+        _reserve(services, context, len(vectors) * (1 if old is None else 2) * candidates, row)
+        bridging, bridged = _bridge(services, context, row, fit, vectors)
+        compared = _numpy(bridged if old is None else torch.cat([old, bridged]))
+        served = None if mode == "bridge" else prepare_map(services, context, Translation(fit))
+    return SearchPlan(
+        row,
+        target,
+        mode,
+        "old",
+        vectors,
+        compared,
+        candidates,
+        truncated,
+        cut_over,
+        old_queries=old,
+        served=served,
+        bridging=bridging,
+        native=native,
+        has_new=mode != "bridge"
+        and has_cutover(row.kind)
+        and moving is not None
+        and moving.state != MigrationState.planned,
+    )
+
+
+def refuse_unsettled(row: tables.StoreRow, moving: tables.MigrationRow) -> None:
+    """Raises WrongState while `finish` deletes the old vectors, or was interrupted there.
+
+    The store may then hold vectors of the target where the old ones were.
+    """
+    if has_cutover(row.kind) and moving.position.get(STEP) == "finish":
+        raise WrongState(
+            f"`finish` of the store's migration {moving.id} deletes the old vectors, or was "
+            f"interrupted. Call `finish` of it again, or search with `target: {moving.target.name}`"
+            " and `mode: translate`.",
+            field="mode",
+        )
+
+
+def _usual_mode(
+    request: StoreSearchRequest,
+    row: tables.StoreRow,
+    moving: tables.MigrationRow | None,
+    same: bool,
+    native: int,
+) -> StoreSearchMode:
+    if same or (moving is not None and moving.state == MigrationState.cut_over):
+        return "translate"
+    runs_old = request.inputs is not None and row.encoder.kind == EncoderKind.sentence_transformers
+    return "fuse" if native and (runs_old or request.old_queries is not None) else "cascade"
+
+
+def _check_mode(
+    request: StoreSearchRequest,
+    mode: StoreSearchMode,
+    same: bool,
+    moving: tables.MigrationRow | None,
+) -> None:
+    """Raises InvalidRequest for fields of other modes, and WrongState."""
+    if mode != "fuse":
+        for name in ("old_queries", "weight"):
+            if getattr(request, name) is not None:
+                raise InvalidRequest(
+                    f"`{name}` only applies with `mode: fuse`. Remove it, or set `mode`.",
+                    field=name,
+                )
+    if mode in ("bridge", "translate") and request.candidates is not None:
+        raise InvalidRequest(
+            f"`candidates` does not apply with `mode: {mode}`. Remove it, or set `mode: cascade`.",
+            field="candidates",
+        )
+    if mode == "translate":
+        if not same and (moving is None or moving.state not in COMPLETE):
+            raise WrongState(
+                f"The store has no complete vectors of {request.target!r}. Set `mode: cascade`, or "
+                "run a migration first.",
+                field="mode",
+            )
+    elif same:
+        raise InvalidRequest(
+            f"The store holds vectors of {request.target!r}, so there is nothing to translate. "
+            "Remove `mode`, or name another `target`.",
+            field="mode",
+        )
+
+
+def _fit_request(
+    request: StoreSearchRequest, row: tables.StoreRow, moving: tables.MigrationRow | None
+) -> FitRequest:
+    """Return how stored vectors become vectors of the target."""
+    if request.anchor_set is None and moving is None:
+        has_texts = row.options.get("text_field") is not None
+        raise MissingField(
+            "`anchor_set` is missing (`--anchor-set` in a terminal). Name a set that the store's "
+            "encoder and `target` embedded"
+            + ("; POST /anchor-sets with `store` makes one." if has_texts else "."),
+            field="anchor_set",
+        )
+    anchor_set = request.anchor_set or (moving.anchor_set.name if moving is not None else "")
+    method: str | None = request.method
+    options = request.options.as_dict()
+    if method is None:
+        method = "auto"
+        if moving is not None and moving.anchor_set.name == anchor_set and not options:
+            method = moving.plan.get("method") or "auto"
+            options = moving.plan.get("options") or {}
+    return FitRequest(row.encoder.name, request.target, anchor_set, method, options)
+
+
+def _candidates(request: StoreSearchRequest) -> int:
+    """Return the number of candidates of each query."""
+    if request.candidates is None:
+        return max(USUAL_CANDIDATES, request.k)
+    if request.candidates < request.k:
+        raise InvalidRequest(
+            f"`candidates` is {request.candidates}, and `k` is {request.k}. Send at least `k` "
+            "candidates.",
+            field="candidates",
+        )
+    return request.candidates
+
+
+def _reserve(
+    services: Services,
+    context: RequestContext,
+    count: int,
+    row: tables.StoreRow,
+    field: str = "candidates",
+) -> None:
+    """Reserve memory for the store's answer."""
+    most = services.limits.vectors
+    if count > most:
+        raise TooManyVectors(
+            f"The request needs {count} rows of the store for all queries together; at most "
+            f"{most} are allowed. Send fewer queries, or lower `{field}`.",
+            field=field,
+            limit=most,
+        )
+    context.reserve_bytes(count * (4 * row.encoder.dim + HIT_BYTES))
+
+
+def _old_queries(
+    services: Services,
+    context: RequestContext,
+    request: StoreSearchRequest,
+    row: tables.StoreRow,
+    inputs: Inputs | None,
+    count: int,
+) -> Tensor:
+    """Return the queries by the store's encoder."""
+    if request.old_queries is not None:
+        inputs = None
+    elif inputs is None or row.encoder.kind == EncoderKind.external:
+        raise MissingField(
+            "`mode: fuse` needs `old_queries`, the queries' vectors by the store's encoder "
+            f"{row.encoder.name!r}. Add them, or set `mode: cascade`.",
+            field="old_queries",
+        )
+    old = encoding.vectors_or_encoded(
+        services, context, row.encoder, request.old_queries, inputs, field="old_queries"
+    ).vectors
+    if len(old) != count:
+        raise InvalidRequest(
+            f"There are {len(old)} `old_queries` and {count} queries. Send one for each query.",
+            field="old_queries",
+        )
+    return old
+
+
+def _bridge(
+    services: Services,
+    context: RequestContext,
+    row: tables.StoreRow,
+    fit: FitRequest,
+    vectors: Tensor,
+) -> tuple[ServedMap, Tensor]:
+    """Return the map into the store's space, and the queries there."""
+    assert fit.source is not None
+    back = Translation(FitRequest(fit.target, fit.source, fit.anchor_set, fit.method, fit.options))
+    incoming.reserve_answer(services, context, "queries", len(vectors), dim=row.encoder.dim)
+    served = prepare_map(services, context, back)
+    with blaming("queries"):
+        return served, served.start(services, vectors).result().vectors
+
+
+def _numpy(vectors: Tensor) -> StoreVectors:
+    return np.ascontiguousarray(vectors.float().numpy())

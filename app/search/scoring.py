@@ -1,0 +1,252 @@
+"""Scores candidates by the new encoder: the second half of a cascade."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from anyio import to_thread
+from torch import Tensor
+
+from app.anchors import made_pairs, spaces
+from app.context import Services
+from app.db import tables
+from app.errors import DimensionMismatch, TooManyVectors, blaming
+from app.maths.geometry.space import check_vectors
+from app.maths.relevance import rescoring as maths
+from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
+from app.maths.translators.decoder import TranslatedRows
+from app.maths.translators.translator import ProductPrecision, no_flags
+from app.request_context import RequestContext
+from app.search.compare import difference_of
+from app.search.native import NativeScoring, order_natively
+from app.search.native_vectors import NativeCounts
+from app.translate.service import ServedMap
+from app.translate.warnings import AnswerWarning, warnings_about_change
+
+WeightSource = Literal["request", "comparison", "default"]
+
+#: of the stored vectors and of the queries
+EncoderPair = tuple[tables.EncoderRow, tables.EncoderRow]
+
+#: bytes of memory for a candidate's scores, its position, its id and their text
+CANDIDATE_BYTES = 96
+
+#: cache size of a weight
+CACHED_WEIGHT_BYTES = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How candidates are scored.
+
+    encoders     of the stored vectors and of the queries
+    served       the map of the stored vectors; None: old and native scores alone count
+    queries      (q, d_target)
+    old_queries  (q, d_source), whose scores are fused with the new ones; None: a cascade
+    weight       of the new scores in a fusion; None: chosen here
+    limit        most results of a query; None: all
+    native       how candidates are scored by vectors of their texts; None: none is
+    """
+
+    encoders: EncoderPair
+    served: ServedMap | None
+    queries: Tensor
+    old_queries: Tensor | None
+    weight: float | None
+    limit: int | None
+    native: NativeScoring | None
+    precision: ProductPrecision = "float32"
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredQuery:
+    """Positions (m,) of the candidates, best first, with their scores (m,).
+
+    is_native  (m,) whether a score is by a native vector; None: none is
+    """
+
+    places: Tensor
+    scores: Tensor
+    is_native: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """The results of each query, and how they were scored.
+
+    served      the map of the stored vectors; None without one
+    weight, weight_chosen_by  None in a cascade
+    translated  the translated candidates of all queries, with their flags; without a translation
+                (n, 0)
+    native      how native vectors were obtained; None without native scores
+    warnings    about encoders and translator, and why native scores are missing
+    """
+
+    results: Sequence[ScoredQuery]
+    served: ServedMap | None
+    weight: float | None
+    weight_chosen_by: WeightSource | None
+    translated: TranslatedRows
+    native: NativeCounts | None
+    warnings: Sequence[AnswerWarning]
+
+
+def join_candidates(
+    services: Services, context: RequestContext, blocks: Sequence[Tensor], encoders: EncoderPair
+) -> Tensor:
+    """Return the checked vectors (n, d_source) of all queries' candidates, and reserve memory.
+
+    blocks  for each query (m, d_source)
+
+    Errors name the query.
+    """
+    source, target = encoders
+    count = sum(map(len, blocks))
+    most = services.limits.numbers // target.dim
+    if count > most:
+        raise TooManyVectors(
+            f"The request has {count} candidates; at most {most} fit into memory when they have "
+            f"{target.dim} dimensions. Send fewer.",
+            field="candidates",
+            limit=most,
+        )
+    filled = [(place, block) for place, block in enumerate(blocks) if len(block)]
+    for place, block in filled:
+        if block.shape[1] != source.dim:
+            raise DimensionMismatch(
+                f"The candidates of query {place} have {block.shape[1]} dimensions; the source "
+                f"encoder has {source.dim}.",
+                field=f"candidates.{place}.vectors",
+            )
+    context.reserve_bytes(count * (target.dim * 4 + CANDIDATE_BYTES))
+    for place, block in filled:
+        with blaming(f"candidates.{place}.vectors"):
+            check_vectors(block)
+    if len(filled) == 1:
+        return filled[0][1]
+    return torch.cat([block for _, block in filled]) if filled else torch.empty(0, source.dim)
+
+
+async def score_candidates(
+    services: Services,
+    context: RequestContext,
+    scoring: Scoring,
+    stored: Tensor,
+    counts: Sequence[int],
+    known: tuple[Tensor, Tensor] | None = None,
+) -> Scored:
+    """Score and order the candidates of all queries, in a thread.
+
+    stored  (n, d_source) from `join_candidates`
+    counts  of the candidates of each query
+    known   places among the candidates, and their vectors by the target encoder, which replace
+            the translations
+    """
+    scores, old, translated, (weight, chosen_by) = await to_thread.run_sync(
+        _score, services, scoring, stored, counts, known
+    )
+    warnings = [*warnings_about_change(*scoring.encoders)]
+    warnings += [] if scoring.served is None else scoring.served.warnings
+    parts = torch.split(scores, list(counts))
+    if scoring.native is None:
+        orders = maths.rank(scores, counts, scoring.limit)
+        results = [
+            ScoredQuery(order, part[order]) for order, part in zip(orders, parts, strict=True)
+        ]
+        native = None
+    else:
+        native_weighting = _native_weight(scoring)
+        ordered, made = await order_natively(
+            services,
+            context,
+            scoring.encoders[1],
+            scoring.queries,
+            scoring.native,
+            parts,
+            None if old is None else torch.split(old, list(counts)),
+            native_weighting[0],
+        )
+        if old is not None and any(bool(is_native.any()) for *_, is_native in ordered):
+            weight, chosen_by = native_weighting
+        results = [ScoredQuery(*(part[: scoring.limit] for part in each)) for each in ordered]
+        native = made.counts
+        if made.shortfall is not None:
+            warnings.append(AnswerWarning(*made.shortfall))
+    return Scored(results, scoring.served, weight, chosen_by, translated, native, warnings)
+
+
+def _score(
+    services: Services,
+    scoring: Scoring,
+    stored: Tensor,
+    counts: Sequence[int],
+    known: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor | None, TranslatedRows, tuple[float | None, WeightSource | None]]:
+    """Return the scores (n,), the old encoder's (n,), the translations, and the weight."""
+    served, count = scoring.served, len(stored)
+    translated = TranslatedRows(torch.empty(count, 0), *no_flags(count))
+    weighting = _weight(services, scoring)
+    scores = torch.zeros(0, dtype=torch.float64)
+    old = None if scoring.old_queries is None else scores
+    if not count:
+        return scores, old, translated, weighting
+    if scoring.old_queries is not None:
+        readable = stored.float() if stored.dtype is torch.float16 else stored
+        scores = old = maths.cosines(scoring.old_queries, readable, counts)
+    if served is not None:
+        translated = served.start(services, stored, scoring.precision).result()
+        if known is not None:
+            places, vectors = known
+            translated.vectors[places] = vectors.float()
+        scores = maths.cosines(scoring.queries, translated.vectors, counts)
+        if old is not None and weighting[0] is not None:
+            [scores] = maths.fuse(scores, old, maths.owners_of(counts), [weighting[0]])
+    return scores, old, translated, weighting
+
+
+def _weight(services: Services, scoring: Scoring) -> tuple[float, WeightSource] | tuple[None, None]:
+    """Return the weight of the new scores, and who chose it."""
+    if scoring.old_queries is None:
+        return None, None
+    if scoring.served is None or scoring.weight is not None:
+        return _native_weight(scoring)
+    assert scoring.served.pair is not None
+    return default_weight_of(services, *scoring.served.pair)
+
+
+def _native_weight(scoring: Scoring) -> tuple[float, WeightSource]:
+    """Return the weight of native scores where old ones count too, and who chose it."""
+    if scoring.weight is not None:
+        return scoring.weight, "request"
+    difference = difference_of(*scoring.encoders)
+    return native_weight(difference), _source_of(difference)
+
+
+def _source_of(difference: float | None) -> WeightSource:
+    return "default" if difference is None else "comparison"
+
+
+def default_weight_of(
+    services: Services, source: tables.SpaceRow, target: tables.SpaceRow
+) -> tuple[float, WeightSource]:
+    """Return the weight, by held-out anchors, which may be measured now, and by the comparison of
+    the encoders if there is one, and who chose it.
+
+    Made pairs give no weight to a translation that they cannot measure.
+    """
+    if made_pairs.estimate_of(source.anchor_set) is not None:
+        return 0.0, "default"
+
+    def measure() -> float:
+        x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
+        with services.take(services.turns.fits, source.project):
+            return held_out_cosine(x, y)
+
+    cosine = services.cache.get_or_make(
+        ("held-out-cosine", source.blob, target.blob), measure, lambda _: CACHED_WEIGHT_BYTES
+    )
+    difference = difference_of(source.encoder, target.encoder)
+    return default_weight(cosine, difference), _source_of(difference)
