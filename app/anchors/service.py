@@ -27,6 +27,7 @@ from app.errors import (
 )
 from app.maths.anchors.health import examine
 from app.maths.bootstrap.neighbours import Beat, no_beat
+from app.openai import queries as aliases
 from app.request_context import RequestContext
 from app.stores import queries as stores
 
@@ -199,7 +200,7 @@ def delete_anchor_set(services: Services, context: RequestContext, name: str) ->
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, context.project, name)
         users = resources.users_of_anchor_set(session, row)
-        users += stores.stores_of_anchor_set(session, row) + resources.aliases_of(session, row)
+        users += stores.stores_of_anchor_set(session, row) + aliases.aliases_of(session, row)
         refuse_in_use(f"anchor set {name!r}", users)
         resources.remove(session, row)
         record_audit(session, context, "delete", "anchor-set", name)

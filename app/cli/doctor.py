@@ -175,10 +175,10 @@ def _keys(settings: Settings, services: Services) -> str:
 
 
 def _files(services: Services) -> str:
-    from app.db import resources
+    from app.ops.retention import named_blobs
 
     with services.db.transaction() as session:
-        named = resources.named_blobs(session)
+        named = named_blobs(session)
     if lacking := sum(not services.blobs.has(name) for name in named):
         raise Problem(
             f"{lacking} of {len(named)} files of vectors are missing in {services.blobs.root}.",

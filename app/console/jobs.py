@@ -12,9 +12,9 @@ from app.console import wording
 from app.console.job_words import describe_jobs
 from app.console.pages import render
 from app.context import Services
-from app.db import resources
 from app.http.admission import CONSOLE
 from app.http.deps import Moment, Reads, Svc, WriteContext
+from app.jobs import queries as job_queries
 from app.jobs import submission
 from app.jobs.endpoints import JobId
 from app.jobs.schemas import Job, JobSummary
@@ -68,7 +68,7 @@ def _state(
     request: Request, services: Services, project: str, before: datetime | None
 ) -> dict[str, Any]:
     with services.db.transaction() as session:
-        rows = resources.jobs(
+        rows = job_queries.jobs(
             session, project, state=None, before=before, limit=JOBS_SHOWN + 1, whole=True
         )
     jobs = [JobSummary.model_validate(row) for row in rows]
@@ -84,7 +84,7 @@ def _state(
 
 def _details(request: Request, services: Services, project: str, id_: str) -> dict[str, Any]:
     with services.db.transaction() as session:
-        row = resources.job(session, project, id_)
+        row = job_queries.job(session, project, id_)
     job = Job.model_validate(row)
     result = orjson.dumps(job.result, option=orjson.OPT_INDENT_2).decode()
     return {

@@ -26,8 +26,6 @@ from app.db.tables import (
     AnchorSetRow,
     EncoderRow,
     HeadRow,
-    JobRow,
-    MigrationRow,
     PoolRow,
     SpaceRow,
     StoreRow,
@@ -39,14 +37,11 @@ from app.errors import (
     AnchorsNotEmbedded,
     EncoderNotFound,
     HeadNotFound,
-    JobNotFound,
     NameTaken,
     PoolNotFound,
     StoreNotFound,
     TranslatorNotFound,
 )
-from app.jobs import queries as job_queries
-from app.types import JobState
 
 #: most names that one that does not exist is compared with
 MAX_COMPARED_NAMES = 1_000
@@ -347,103 +342,6 @@ def touch_translator(session: Session, row: TranslatorRow, *, now: datetime) -> 
     between = (TranslatorRow.source_id == row.source_id, TranslatorRow.target_id == row.target_id)
     ours = (TranslatorRow.project == row.project, TranslatorRow.content == row.content, *between)
     return changed_rows(session, update(TranslatorRow).where(*ours).values(used_at=now)) > 0
-
-
-def job(session: Session, project: str, job_id: str) -> JobRow:
-    """Return the job."""
-    row = session.scalar(select(JobRow).where(JobRow.project == project, JobRow.id == job_id))
-    if row is None:
-        raise JobNotFound(f"There is no job {job_id!r}.", field="id")
-    return row
-
-
-def jobs(
-    session: Session,
-    project: str,
-    *,
-    state: JobState | None,
-    before: datetime | None,
-    limit: int,
-    whole: bool = False,
-) -> Sequence[JobRow]:
-    """Return jobs created before a moment, the newest first.
-
-    whole  with their arguments and results
-    """
-    query = (
-        select(JobRow)
-        .where(JobRow.project == project)
-        .order_by(JobRow.created_at.desc(), JobRow.id)
-        .limit(limit)
-    )
-    if state is not None:
-        query = query.where(JobRow.state == state)
-    if before is not None:
-        query = query.where(JobRow.created_at < before)
-    if not whole:
-        query = query.options(defer(JobRow.arguments), defer(JobRow.result))
-    return session.scalars(query).all()
-
-
-def named_blobs(session: Session) -> set[str]:
-    """Return every content hash that a row names."""
-    columns = (
-        SpaceRow.blob,
-        SpaceRow.sample,
-        AnchorSetRow.inputs,
-        AnchorSetRow.pairs,
-        AnchorSetRow.store_rows,
-        TranslatorRow.weights,
-        HeadRow.blob,
-        MigrationRow.maps,
-    )
-    named = {
-        digest
-        for column in columns
-        for digest in session.scalars(select(column).distinct())
-        if digest is not None
-    }
-    named |= {
-        piece["blob"] for pieces in session.scalars(select(PoolRow.pieces)) for piece in pieces
-    }
-    for row in job_queries.unfinished(session):
-        for held in row.arguments.get("blobs", {}).values():
-            named |= {held} if isinstance(held, str) else set(held)
-        if row.checkpoint is not None:
-            named.add(row.checkpoint)
-    return named
-
-
-def alias(session: Session, project: str, name: str) -> AliasRow | None:
-    """Return the alias of that name, or None. An encoder of the same name hides it.
-
-    Two requests at the same moment can create both.
-    """
-    hidden = exists().where(EncoderRow.project == project, EncoderRow.name == name)
-    return session.scalar(
-        select(AliasRow).where(AliasRow.project == project, AliasRow.name == name, ~hidden)
-    )
-
-
-def aliases(session: Session, project: str, *, limit: int) -> Sequence[AliasRow]:
-    """Return aliases in the order of their names."""
-    return session.scalars(
-        select(AliasRow).where(AliasRow.project == project).order_by(AliasRow.name).limit(limit)
-    ).all()
-
-
-def aliases_of(session: Session, row: EncoderRow | AnchorSetRow) -> list[str]:
-    """Return the aliases whose model names an encoder or a set, as 'alias a'."""
-    columns = {
-        EncoderRow: [AliasRow.encoder_id, AliasRow.target_id],
-        AnchorSetRow: [AliasRow.anchor_set_id],
-    }
-    names = session.scalars(
-        select(AliasRow.name)
-        .where(or_(*(column == row.id for column in columns[type(row)])))
-        .order_by(AliasRow.name)
-    ).all()
-    return [f"alias {name!r}" for name in names]
 
 
 def _article(noun: str) -> str:

@@ -13,6 +13,7 @@ from app.encoders.encoding import load_current_model, spec_of
 from app.errors import (
     InvalidRequest,
 )
+from app.openai import queries as aliases
 from app.request_context import RequestContext
 from app.stores import queries as stores
 from app.types import EncoderKind, Modality
@@ -96,7 +97,7 @@ def delete_encoder(services: Services, context: RequestContext, name: str) -> No
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.EncoderRow, context.project, name)
         users = resources.users_of_encoder(session, row) + stores.stores_of_encoder(session, row)
-        users += resources.aliases_of(session, row)
+        users += aliases.aliases_of(session, row)
         refuse_in_use(f"encoder {name!r}", users)
         resources.drop_comparisons(session, row)
         resources.remove(session, row)

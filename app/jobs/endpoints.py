@@ -14,10 +14,11 @@ from starlette.concurrency import run_in_threadpool
 
 from app.access.service import KEY_TRUST_S
 from app.context import Services
-from app.db import resources, tables
+from app.db import tables
 from app.errors import AnchorageError
 from app.http.deps import Limit, Moment, Reads, Svc, WriteContext
 from app.http.problems import documented
+from app.jobs import queries as job_queries
 from app.jobs import submission
 from app.jobs.schemas import Job, JobSummary
 from app.types import JobState
@@ -53,7 +54,7 @@ def list_jobs(
 ) -> JobPage:
     """Returns the project's jobs without their results, newest first."""
     with services.db.transaction() as session:
-        rows = resources.jobs(session, project, state=state, before=before, limit=limit)
+        rows = job_queries.jobs(session, project, state=state, before=before, limit=limit)
     return JobPage(jobs=[JobSummary.model_validate(row) for row in rows])
 
 
@@ -111,7 +112,7 @@ async def job_events(
 
 def _find_job(services: Services, project: str, job_id: str) -> tables.JobRow:
     with services.db.transaction() as session:
-        return resources.job(session, project, job_id)
+        return job_queries.job(session, project, job_id)
 
 
 async def _events(

@@ -11,11 +11,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session, aliased, defer
 
 from app.db import leases
 from app.db.statements import changed_rows
 from app.db.tables import JobRow
+from app.errors import JobNotFound
 from app.types import JobKind, JobState
 
 UNFINISHED = JobRow.finished_at.is_(None)
@@ -205,3 +206,39 @@ def unfinished(session: Session) -> Sequence[JobRow]:
 
 def _under(lease: str) -> tuple[ColumnElement[bool], ...]:
     return (UNFINISHED, JobRow.lease == lease, JobRow.state == JobState.running)
+
+
+def job(session: Session, project: str, job_id: str) -> JobRow:
+    """Return the job."""
+    row = session.scalar(select(JobRow).where(JobRow.project == project, JobRow.id == job_id))
+    if row is None:
+        raise JobNotFound(f"There is no job {job_id!r}.", field="id")
+    return row
+
+
+def jobs(
+    session: Session,
+    project: str,
+    *,
+    state: JobState | None,
+    before: datetime | None,
+    limit: int,
+    whole: bool = False,
+) -> Sequence[JobRow]:
+    """Return jobs created before a moment, the newest first.
+
+    whole  with their arguments and results
+    """
+    query = (
+        select(JobRow)
+        .where(JobRow.project == project)
+        .order_by(JobRow.created_at.desc(), JobRow.id)
+        .limit(limit)
+    )
+    if state is not None:
+        query = query.where(JobRow.state == state)
+    if before is not None:
+        query = query.where(JobRow.created_at < before)
+    if not whole:
+        query = query.options(defer(JobRow.arguments), defer(JobRow.result))
+    return session.scalars(query).all()

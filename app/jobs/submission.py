@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.access.audit import record_audit
 from app.context import Services
-from app.db import leases, resources, tables
+from app.db import leases, tables
 from app.errors import (
     JobFinished,
     QueueFull,
@@ -67,7 +67,7 @@ def cancel_job(services: Services, context: RequestContext, job_id: str) -> tabl
     Raises JobNotFound, JobFinished.
     """
     with services.db.transaction() as session:
-        row = resources.job(session, context.project, job_id)
+        row = jobs.job(session, context.project, job_id)
         if JobState(row.state).finished:
             raise JobFinished(
                 f"Job {job_id} has ended: it is {row.state}, and cannot be cancelled."

@@ -36,7 +36,7 @@ from app.http.bodies import body_docs, json_body
 from app.http.deps import ReadContext, Reads, Svc
 from app.http.fields import Body
 from app.http.problems import documented_as_openai
-from app.openai import models
+from app.openai import models, queries
 from app.ops import metrics
 from app.request_context import RequestContext
 from app.translate import fit as translators
@@ -303,7 +303,7 @@ def get_model(
 def _models(services: Services, project: str) -> Iterator[OpenAIModel]:
     with services.db.transaction() as session:
         encoders = resources.encoders_but(session, project, EncoderKind.external)
-        named = resources.aliases(session, project, limit=MAX_MODELS_LISTED)
+        named = queries.aliases(session, project, limit=MAX_MODELS_LISTED)
         spaces = resources.spaces(session, project)
     rows: list[tables.EncoderRow | tables.AliasRow] = [*encoders, *named]
     for row in rows:

@@ -11,6 +11,7 @@ from app.db import resources, tables
 from app.db.name_cache import NameKey
 from app.encoders import encoding
 from app.errors import Conflict, EncoderNeedsVectors, EncoderNotFound, blaming
+from app.openai import queries
 from app.request_context import RequestContext
 from app.translate import fit as translators
 
@@ -90,7 +91,7 @@ def _put(services: Services, context: RequestContext, name: str, model: str) -> 
             ) from None
     with services.db.transaction() as session:
         resources.require_free(session, tables.EncoderRow, context.project, name)
-        row = resources.alias(session, context.project, name)
+        row = queries.alias(session, context.project, name)
         record_audit(session, context, "create" if row is None else "point", "alias", name)
         if row is None:
             row = tables.AliasRow(project=context.project, name=name)
@@ -115,7 +116,7 @@ def find_alias(services: Services, project: str, model: str) -> tables.AliasRow 
     if not re.fullmatch(_NAME_PATTERN, model):
         return None
     with services.db.transaction() as session:
-        return resources.alias(session, project, model)
+        return queries.alias(session, project, model)
 
 
 def resolve_model(services: Services, project: str, model: str) -> str:

@@ -10,8 +10,9 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.context import Services
-from app.db import resources, tables
+from app.db import tables
 from app.db.statements import changed_rows
+from app.jobs import queries as jobs
 from app.search import queries as native_vectors
 
 log = logging.getLogger("anchorage.retention")
@@ -67,7 +68,7 @@ def delete_native_vectors(services: Services, stopping: Callable[[], bool]) -> N
 def sweep_blobs(services: Services) -> int:
     """Delete old blobs that no row names, and return their number."""
     with services.db.transaction() as session:
-        names = resources.named_blobs(session)
+        names = named_blobs(session)
     return services.blobs.sweep(names)
 
 
@@ -77,3 +78,31 @@ def _delete_batch(session: Session, moment: Moment, before: datetime) -> int:
     old = select(table.id).where(moment < before).order_by(moment).limit(DELETE_BATCH)
     found = session.scalars(old.with_for_update(skip_locked=True)).all()
     return changed_rows(session, delete(table).where(table.id.in_(found))) if found else 0
+
+
+def named_blobs(session: Session) -> set[str]:
+    """Return every content hash that a row names."""
+    columns = (
+        tables.SpaceRow.blob,
+        tables.SpaceRow.sample,
+        tables.AnchorSetRow.inputs,
+        tables.AnchorSetRow.pairs,
+        tables.AnchorSetRow.store_rows,
+        tables.TranslatorRow.weights,
+        tables.HeadRow.blob,
+        tables.MigrationRow.maps,
+    )
+    named = {
+        digest
+        for column in columns
+        for digest in session.scalars(select(column).distinct())
+        if digest is not None
+    }
+    pools = session.scalars(select(tables.PoolRow.pieces))
+    named |= {piece["blob"] for pieces in pools for piece in pieces}
+    for row in jobs.unfinished(session):
+        for held in row.arguments.get("blobs", {}).values():
+            named |= {held} if isinstance(held, str) else set(held)
+        if row.checkpoint is not None:
+            named.add(row.checkpoint)
+    return named

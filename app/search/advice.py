@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from app.context import Services
-from app.db import resources
 from app.errors import InvalidRequest, blaming
 from app.jobs import queries as jobs
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
@@ -195,7 +194,7 @@ def _find_evaluation(
     with blaming("evaluation", always=True), services.db.transaction() as session:
         if newest:
             job_id = jobs.newest_judged(session, context.project, **pair)
-        job = None if job_id is None else resources.job(session, context.project, job_id)
+        job = None if job_id is None else jobs.job(session, context.project, job_id)
     if job is not None:
         result = job.result or {}
         if (

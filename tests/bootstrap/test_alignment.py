@@ -19,6 +19,7 @@ from app.bootstrap import alignment, pools
 from app.context import Limits, Services
 from app.db import resources, tables
 from app.errors import InvalidRequest, TooManyVectors, UnknownOption
+from app.jobs import queries as job_queries
 from app.maths.bootstrap import alignment as maths
 from app.maths.translators.translator import apply
 from app.moves import maps
@@ -88,7 +89,7 @@ def test_what_cannot_be_aligned_is_refused_before_there_is_a_job(
         ask(few, clouds, **change)
     assert caught.value.field == field
     with quick.db.transaction() as session:
-        assert resources.jobs(session, PROJECT, state=None, before=None, limit=9) == []
+        assert job_queries.jobs(session, PROJECT, state=None, before=None, limit=9) == []
 
 
 def test_pools_that_are_too_small_are_named_by_their_field(quick, clouds):

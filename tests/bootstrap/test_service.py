@@ -21,6 +21,7 @@ from app.db import resources, tables
 from app.demo.pack import load_pack
 from app.errors import AnchorageError, InvalidRequest, InvalidSeeds, TooManyVectors
 from app.jobs import progress, submission
+from app.jobs import queries as job_queries
 from app.jobs import worker as runner
 from app.maths.bootstrap import estimate, self_learning
 from app.types import JobState
@@ -127,7 +128,7 @@ def test_what_no_method_could_do_is_refused_before_there_is_a_job(
         ask(few, mixed, **{"seeds": 10, **change})
     assert caught.value.field == field
     with quick.db.transaction() as session:
-        assert resources.jobs(session, PROJECT, state=None, before=None, limit=9) == []
+        assert job_queries.jobs(session, PROJECT, state=None, before=None, limit=9) == []
 
 
 def test_pools_that_are_too_small_to_learn_from_are_named_by_their_field(quick, mixed):

@@ -16,6 +16,8 @@ from app.errors import (
     JobNotFound,
     NameTaken,
 )
+from app.jobs import queries as job_queries
+from app.ops import retention
 from app.types import JobState
 from tests.db.helpers import change
 
@@ -150,16 +152,16 @@ def test_jobs_are_confined_to_the_project_and_come_newest_first(db):
         session.add_all([*rows, job("queued", 9, project="q")])
     with db.transaction() as session:
         assert [
-            row.id for row in resources.jobs(session, "p", state=None, before=None, limit=2)
+            row.id for row in job_queries.jobs(session, "p", state=None, before=None, limit=2)
         ] == [rows[2].id, rows[1].id]
-        assert resources.jobs(session, "p", state=JobState.failed, before=None, limit=2) == []
+        assert job_queries.jobs(session, "p", state=JobState.failed, before=None, limit=2) == []
         before = rows[2].created_at
         assert [
-            row.id for row in resources.jobs(session, "p", state=None, before=before, limit=9)
+            row.id for row in job_queries.jobs(session, "p", state=None, before=before, limit=9)
         ] == [rows[1].id, rows[0].id]
-        assert resources.job(session, "p", rows[0].id).id == rows[0].id
+        assert job_queries.job(session, "p", rows[0].id).id == rows[0].id
         with pytest.raises(JobNotFound):
-            resources.job(session, "q", rows[0].id)
+            job_queries.job(session, "q", rows[0].id)
 
 
 def test_blobs_of_rows_and_of_unfinished_jobs_are_named(db):
@@ -176,7 +178,7 @@ def test_blobs_of_rows_and_of_unfinished_jobs_are_named(db):
         )
         session.add(tables.AnchorSetRow(project="p", name="grown", size=2, pairs="b" * 64))
     with db.transaction() as session:
-        assert resources.named_blobs(session) == {digit * 64 for digit in "12345789ab"}
+        assert retention.named_blobs(session) == {digit * 64 for digit in "12345789ab"}
 
 
 def test_translators_are_found_by_content_the_oldest_first(db):

@@ -20,7 +20,7 @@ from app.errors import (
     NameTaken,
     NotFound,
 )
-from app.openai import models
+from app.openai import models, queries
 from app.request_context import RequestContext
 from tests.helpers import (
     CONTEXT,
@@ -154,7 +154,7 @@ def test_what_an_alias_names_cannot_be_deleted(named):
             delete()
     with named.db.transaction() as session:
         of = {
-            name: resources.aliases_of(
+            name: queries.aliases_of(
                 session, resources.by_name(session, tables.EncoderRow, PROJECT, name)
             )
             for name in ("a", "b", "m")
