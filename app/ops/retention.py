@@ -54,7 +54,7 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
 
 
 def delete_native_vectors(services: Services, stopping: Callable[[], bool]) -> None:
-    """Delete the native vectors that were read longest ago, if all take too much space."""
+    """Delete the native vectors that were made first, if all take too much space."""
     with services.db.transaction() as session:
         spare = native_vectors.spare_vectors(session, services.retention.native_bytes)
     if spare:
