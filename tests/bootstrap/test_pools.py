@@ -169,7 +169,7 @@ def ask(services, **more):
         target="b",
         seeds=[(0, 0), (1, 1), (2, 2)],
         size=6,
-        options={"attempts": 1, "rounds": 2},
+        options={"attempts": 1},
         min_precision=0,
         **sides,
     )

@@ -162,7 +162,7 @@ def test_a_bootstrap_ends_in_a_set_with_its_pairs_and_where_it_comes_from(ready,
         row.result["estimate"],
         {"source": 100, "target": 100},
     )
-    assert told["settings"]["rounds"] == 40
+    assert told["settings"]["attempts"] == 6
 
 
 def test_too_few_right_pairs_end_the_job_with_what_would_help_and_nothing_is_made(ready, vectors):
@@ -251,7 +251,7 @@ def test_a_name_taken_meanwhile_ends_the_job_before_it_computes(quick, mixed, mo
 
 def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypatch):
     monkeypatch.setattr(progress, "PROGRESS_EVERY_S", 0.0)
-    short = {"size": 20, "options": {"attempts": 1, "rounds": 2}, "min_precision": 0}
+    short = {"size": 20, "options": {"attempts": 1}, "min_precision": 0}
     job, made = ask(quick, mixed, 10, **short), []
 
     def cancelled_meanwhile(*arguments: Any, **more: Any) -> tables.SpaceRow:

@@ -45,9 +45,11 @@ class Deployment:
         self._workers.append((worker, services))
         return worker
 
-    def bootstrap(self, name: str, *, rounds: int = 2, attempts: int = 1) -> str:
-        """A job queued as the API does it; two encoders `a` and `b` come with the first."""
-        self._encoders(a=4, b=3)
+    def bootstrap(self, name: str, *, items: int = 100, attempts: int = 1) -> str:
+        """A job queued as the API does it; two encoders `a` and `b` come with the first. The pools
+        have nothing in common, so no two attempts agree.
+        """
+        self._encoders(a=16, b=12)
         draw = torch.Generator().manual_seed(0)
         row = bootstrapping.request_bootstrap(
             self.services,
@@ -55,11 +57,11 @@ class Deployment:
             name=name,
             source="a",
             target="b",
-            source_pool=pools.PoolInput("source_pool", torch.randn(100, 4, generator=draw)),
-            target_pool=pools.PoolInput("target_pool", torch.randn(100, 3, generator=draw)),
+            source_pool=pools.PoolInput("source_pool", torch.randn(items, 16, generator=draw)),
+            target_pool=pools.PoolInput("target_pool", torch.randn(items, 12, generator=draw)),
             seeds=[(0, 0), (1, 1), (2, 2)],
             size=6,
-            options={"rounds": rounds, "attempts": attempts, "agreed": 1.0},
+            options={"attempts": attempts},
             min_precision=0,
         )
         return row.id

@@ -43,7 +43,7 @@ def write_jobs(settings: Settings, *rows: dict) -> list[str]:
                 "source": "a",
                 "target": "b",
                 "seeds": [[0, 0], [1, 1], [2, 2]],
-                "settings": {"size": 6, "rounds": 2, "attempts": 1},
+                "settings": {"size": 6, "attempts": 1},
                 "min_precision": 0.0,
                 "made_by": {name: each.id for name, each in encoders.items()},
                 "blobs": blobs,

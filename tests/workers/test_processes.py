@@ -88,7 +88,7 @@ def fork(environment) -> Iterator[Callable[[], int]]:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-LONG = {"rounds": 1000, "attempts": 64}
+LONG = {"items": 2_000, "attempts": 64}
 
 
 def kill(pid: int) -> None:
@@ -109,7 +109,7 @@ def shorten(deployment, job_id: str) -> None:
     arguments = deployment.row(job_id).arguments
     deployment.alter(
         job_id,
-        arguments={**arguments, "settings": {**arguments["settings"], "rounds": 2, "attempts": 1}},
+        arguments={**arguments, "settings": {**arguments["settings"], "attempts": 1}},
     )
 
 
