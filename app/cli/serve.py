@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from app.context import Services
     from app.settings import Settings
 
+#: how long a client may read nothing of its answer before its connection is closed
+UNREAD_MS = 30_000
+
 
 def serve(
     host: Annotated[
@@ -104,6 +107,8 @@ def _bind(settings: Settings) -> socket.socket:
     host, port = settings.host, settings.port
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sys.platform == "linux":  # connections inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
     try:
         listening.bind((host, port))
     except OSError as error:

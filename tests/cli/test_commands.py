@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from typer.testing import Result
 
+from app.cli import serve
 from app.demo.server import free_port
 from app.main import create_app
 from app.settings import Settings
@@ -283,3 +284,13 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None
     connection.close()
     assert "another version" in refusal(tmp_path, "db", "upgrade")
     assert "another version" in refusal(tmp_path, "serve")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems lack TCP_USER_TIMEOUT")
+def test_a_client_that_reads_nothing_loses_its_connection(monkeypatch) -> None:
+    monkeypatch.setattr(serve, "UNREAD_MS", 500)
+    with serve._bind(Settings(port=0)) as listening:
+        listening.listen()
+        client = socket.create_connection(listening.getsockname())
+        with client, listening.accept()[0] as server, pytest.raises(TimeoutError):
+            server.sendall(bytes(2**28))
