@@ -289,8 +289,9 @@ def _refine_and_vote(
     for _ in range(REFINEMENTS):
         before, partner = partner, neighbours.learn_and_match(x, y, pairs, beat=progress.beat)
         pairs = neighbours.partner_pairs(partner)
-        progress.step()
-        if estimate.attempt_agreement(before, partner) >= STABLE:
+        stability = estimate.attempt_agreement(before, partner)
+        progress.step(stability=stability)
+        if stability >= STABLE:
             break
     votes = estimate.vote(x, y, pairs, seeds, seed=settings.seed, beat=progress.beat)
     progress.step()
@@ -316,7 +317,10 @@ def _measure_chance(
         beat=progress.beat,
         on_round=lambda _: progress.step(),
     )
-    return _confirmation(unrelated, _refine_and_vote(unrelated, partner, settings, progress))
+    facts = dict(progress.facts)
+    votes = _refine_and_vote(unrelated, partner, settings, progress)
+    progress.facts = facts  # those of the real pools
+    return _confirmation(unrelated, votes)
 
 
 def _confirmation(sides: _Sides, votes: Votes) -> Confirmation:
