@@ -120,8 +120,14 @@ def quickstart(
                 source = store
             pair, rows = _pair_of_store(client, source, target)
         typer.echo("Measuring: this can take a minute.", err=True)
-        facts = {"old_encoder_runs": old_encoder_runs, "text_exists": texts_exist}
-        answer = client.advice(**pair, corpus_size=items or rows, **facts)
+        answer = client.advice(
+            source=pair["source"],
+            target=pair["target"],
+            anchor_set=pair["anchor_set"],
+            corpus_size=items or rows,
+            old_encoder_runs=old_encoder_runs,
+            text_exists=texts_exist,
+        )
         findings = client.anchor_sets.report(pair["anchor_set"])["findings"]
         undo.pop_all()
     if setting is not None:
@@ -259,7 +265,7 @@ def _read(file: Path) -> NDArray[np.float32]:
     import numpy as np
 
     try:
-        rows = np.load(file, allow_pickle=False)
+        rows: NDArray[Any] = np.load(file, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{file} is no npy file: {error}") from None
     if rows.ndim != 2 or rows.dtype.kind != "f":

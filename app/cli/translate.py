@@ -49,8 +49,7 @@ def translate(
     from app.bulk.parquet_file import plan_files
 
     try:
-        pair = {"source": source, "target": target, "anchor_set": anchor_set, "method": method}
-        work = replace(_fetch(url, pair), column=column)
+        work = replace(_fetch(url, source, target, anchor_set, method), column=column)
         files, done = plan_files(work, inputs, output)
         rows, begun, flagged = sum(file.rows for file in files), time.monotonic(), 0
         typer.echo(f"{len(files):,} files, {rows:,} rows; {done:,} are complete.", err=as_json)
@@ -78,13 +77,15 @@ def translate(
         warn(f"WARNING: {flagged:,} rows {why}")
 
 
-def _fetch(url: str, pair: dict[str, str]) -> BulkWork:
+def _fetch(url: str, source: str, target: str, anchor_set: str, method: str) -> BulkWork:
     """Have the translator fitted, and return it on the device that is faster."""
     from app.bulk.parquet_file import read_translator
     from workers.processes import devices
 
     with connect(url) as client:
-        fitted = client.translator(**pair)
+        fitted = client.translator(
+            source=source, target=target, anchor_set=anchor_set, method=method
+        )
         work = read_translator(fitted.download().to_bytes(), fitted.data["options"])
     elsewhere = work.to(devices("auto")[0])
     return elsewhere if elsewhere.translator.pays(work.batch_rows) else work
