@@ -26,7 +26,6 @@ from app.bootstrap import pool_endpoints as pools
 from app.context import REQUEST_FIT_S, Services
 from app.encoders import endpoints as encoders
 from app.heads import endpoints as heads
-from app.heads import stitch_endpoints as stitch
 from app.http import admission, bodies, docs, problems
 from app.http.admission import Admission, AdmissionMiddleware
 from app.http.rates import RateLimiter
@@ -43,8 +42,6 @@ from app.settings import Settings
 from app.stores import endpoints as stores
 from app.threads import use_threads
 from app.translate import endpoints as translate
-from app.translate import relative_endpoints as relative
-from app.translate import threshold_endpoints as thresholds
 from app.translate import translator_endpoints as translators
 from app.turns import Turns
 from app.wiring import make_services
@@ -55,12 +52,10 @@ log = logging.getLogger("anchorage")
 #: in the order in which a request's path is matched: the most frequent routes first
 RESOURCES = (
     translate,
-    relative,
     store_search,
     stores,
     openai,
     rerank,
-    stitch,
     heads,
     encoders,
     aliases,
@@ -73,7 +68,6 @@ RESOURCES = (
     evaluate,
     compare,
     translators,
-    thresholds,
     migrations,
     jobs,
     api_keys,

@@ -27,7 +27,7 @@ from app.ops import metrics, retention
 from app.search.compare import run_compare
 from app.search.judged import run_any_evaluation
 from app.translate.fit import run_translator
-from app.translate.fit_jobs import run_fit
+from app.translate.service import run_fit
 from app.types import JobKind
 
 log = logging.getLogger("anchorage.worker")

@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 from torch.nn import functional
 
 from app.errors import HeadTooLarge, InvalidHead
-from app.heads.base import MAX_HEAD_BYTES, check_size, clamp_to_float32
 
+#: most bytes of a file, and of its tensors in float32
+MAX_HEAD_BYTES = 64 * 2**20
 MAX_MODULES = 64
 MAX_LAYER_WIDTH = 16_384
 #: numbers of the widest layer that one step computes: 32 MiB in float64
@@ -79,6 +80,22 @@ class LinearHead:
         return clamp_to_float32(torch.cat(answers))
 
 
+def clamp_to_float32(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
+    """Return the values as float32, clamped to its range.
+
+    Raises InvalidHead for rows with NaN or infinity.
+    """
+    wrong = ~values.isfinite().all(dim=1)
+    if bool(wrong.any()):
+        raise InvalidHead(
+            "The head returns NaN or infinity for these rows. Check the vectors and the head.",
+            field="head",
+            rows=wrong.nonzero().flatten().tolist(),
+        )
+    limit = torch.finfo(torch.float32).max
+    return values.clamp(-limit, limit).float()
+
+
 def make_head(
     tensors: Mapping[str, Tensor], architecture: Sequence[str] | None = None, *, dim: int
 ) -> LinearHead:
@@ -135,7 +152,13 @@ def read_tensors(data: bytes) -> dict[str, Tensor]:
 
     Raises HeadTooLarge, and InvalidHead for any other file.
     """
-    check_size(data, "safetensors")
+    if len(data) > MAX_HEAD_BYTES:
+        raise HeadTooLarge(
+            f"The head's file has {len(data)} bytes; the limit is {MAX_HEAD_BYTES}. "
+            "Send a smaller head.",
+            field="safetensors",
+            limit=MAX_HEAD_BYTES,
+        )
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.errors import InvalidHead
-from app.heads.base import clamp_to_float32
+from app.heads.linear import clamp_to_float32
 
 #: a file's name: no separator of paths, and no leading dot
 _FILE_NAME = re.compile(r"\w[\w.-]{0,194}\.onnx", re.ASCII)

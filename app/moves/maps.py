@@ -29,8 +29,8 @@ from app.stores.port import StoreVectors
 from app.translate import fit as translators
 from app.translate import warnings
 from app.translate.fit import TRANSLATOR, FitRequest
+from app.translate.maps import ServedMap
 from app.translate.placed_translator import PlacedTranslator
-from app.translate.service import ServedMap, serve_translator
 from app.translate.warnings import AnswerWarning
 
 #: rows that are translated at a time; their scratch memory is a few vectors each
@@ -201,12 +201,11 @@ def _fit_one_way(
     target: tables.SpaceRow,
 ) -> tuple[OneWayMap, ServedMap]:
     """Return the map from one space to another, and how it was made."""
-    fitted = translators.fit(services, context, source, target, request)
+    served = translators.fit(services, context, source, target, request)
     x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
     # A made place is no vector of an encoder, so no row of the store is known.
     known = 0 if made_pairs.estimate_of(source.anchor_set) is not None else len(x)
-    served = serve_translator(fitted, (source, target))
-    return OneWayMap(fitted.translator, x[:known], y[:known]), served
+    return OneWayMap(served.translator, x[:known], y[:known]), served
 
 
 def _find_pair(

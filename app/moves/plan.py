@@ -40,7 +40,6 @@ from app.stores import queries as store_queries
 from app.stores import service as stores
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
-from app.translate import minimum
 from app.translate.fit import FitRequest
 from app.types import EncoderKind, MigrationState
 
@@ -76,7 +75,7 @@ def plan_migration(
     built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
     refuse_lengths(reading, _keeps_norms(built))
     _refuse_useless(request, task, built)
-    estimate = _estimate(services, context, built, request, reading.facts.rows)
+    estimate = _estimate(services, built, request, reading.facts.rows)
     inputs = PlanInputs(task, store, request, reading, found_space, built, estimate)
     return _add_row(services, context, inputs, plan_contents.make_plan(services, context, inputs))
 
@@ -226,16 +225,13 @@ def _keeps_norms(built: BuiltMaps) -> bool:
 
 
 def _estimate(
-    services: Services, context: RequestContext, built: BuiltMaps, request: FitRequest, rows: int
+    services: Services, built: BuiltMaps, request: FitRequest, rows: int
 ) -> dict[str, Any] | None:
     """Return the estimate in an index of the store's size; None with too few anchors."""
     served = built.served
-    assert served.id is not None
-    assert served.pair is not None
-    between = (served.pair[0].id, served.pair[1].id)
-    row = translators.find_with_report(services, context.project, served.id, between=between)
+    row = translator_reports.report_of(services, served)
     index = min(max(rows, SMALLEST_INDEX), LARGEST_INDEX)
-    minimum.require_estimate(row, request.min_quality, index)
+    translator_reports.require_estimate(row, request.min_quality, index)
     estimated = translator_reports.estimate_for(row.report or {}, index)
     if estimated is None:
         return None

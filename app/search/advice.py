@@ -154,7 +154,7 @@ def advise(
             "estimates it where the service runs both, and POST /evaluate tells by judged queries."
         )
     best = ranked[0]
-    row = translators.find_with_report(
+    row = translator_reports.find_with_report(
         services, context.project, served.id, between=(source.id, target.id)
     )
     index = request.index

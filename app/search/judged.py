@@ -42,7 +42,7 @@ from app.search.compare import difference_of
 from app.search.scoring import default_weight_of
 from app.translate import evaluate as evaluation
 from app.translate import fit as translators
-from app.translate.fit import FittedTranslator
+from app.translate.maps import ServedMap
 from app.types import JobKind
 
 ChosenBy = Literal["judgements", "request", "default"]
@@ -317,7 +317,7 @@ def _first_of_each(pairs: Tensor, grades: Tensor) -> Tensor:
 
 def _fit_both(
     services: Services, context: RequestContext, task: JudgedTask
-) -> tuple[FittedTranslator | None, FittedTranslator | None]:
+) -> tuple[ServedMap | None, ServedMap | None]:
     """Return the translator of the documents and the one of the queries, if they are needed."""
     if not {"documents", "queries"} <= set(task.items):
         return None, None
@@ -331,7 +331,7 @@ def _fit_both(
 
 
 def _describe_task(
-    task: JudgedTask, there: FittedTranslator | None, back: FittedTranslator | None, raw: Tensor
+    task: JudgedTask, there: ServedMap | None, back: ServedMap | None, raw: Tensor
 ) -> dict[str, Any]:
     """The members of the answer about the request and its translators."""
     request, documents = task.request, task.items.get("documents")
@@ -375,11 +375,11 @@ def _missing_fields(items: Mapping[str, Tensor]) -> dict[SearchOption, list[str]
 
 
 def _search_vectors(
-    items: Mapping[str, Tensor], there: FittedTranslator | None, back: FittedTranslator | None
+    items: Mapping[str, Tensor], there: ServedMap | None, back: ServedMap | None
 ) -> SearchVectors:
     """Translate the documents, and the queries back."""
 
-    def translate(fitted: FittedTranslator | None, field: str) -> Tensor | None:
+    def translate(fitted: ServedMap | None, field: str) -> Tensor | None:
         if fitted is None:
             return None
         with blaming(field):

@@ -31,7 +31,8 @@ from app.stores import queries
 from app.stores.port import Side, StoreVectors
 from app.stores.registry import has_cutover
 from app.translate.fit import FitRequest
-from app.translate.service import ServedMap, Translation, prepare_map
+from app.translate.maps import ServedMap
+from app.translate.service import Translation, prepare_map
 from app.types import EncoderKind, InputRole, MigrationState
 
 #: candidates of each query, unless the request says otherwise

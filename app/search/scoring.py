@@ -23,7 +23,7 @@ from app.request_context import RequestContext
 from app.search.compare import difference_of
 from app.search.native import NativeScoring, order_natively
 from app.search.native_vectors import NativeCounts
-from app.translate.service import ServedMap
+from app.translate.maps import ServedMap
 from app.translate.warnings import AnswerWarning, warnings_about_change
 
 WeightSource = Literal["request", "comparison", "default"]

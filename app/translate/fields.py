@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Response
 from pydantic import BaseModel, Field
-from torch import Tensor
 
 from app.http.answers import describe_in_headers
 from app.http.fields import Body, Name
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.translators import methods
+from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import no_flags
 from app.translate import fit as translators
 from app.translate.warnings import AnswerWarning, WarningCode
@@ -168,25 +168,17 @@ class Flag(BaseModel):
 
 
 def row_flags(
-    at_mean: Tensor | None,
-    outside: Tensor | None = None,
-    *,
-    truncated: Sequence[int] = (),
+    mapped: TranslatedRows | None, *, truncated: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
     """Returns the flags of an answer's rows, in the order of the rows."""
-    if at_mean is not None and not truncated and at_mean is no_flags(at_mean.shape[0])[0]:
-        return []
-    codes = {
-        "equals-anchor-mean": at_mean,
-        "outside-anchors": outside,
-    }
-    found = [
-        {"row": row, "code": code}
-        for code, rows in codes.items()
-        if rows is not None and rows.any()
-        for row in rows.nonzero().flatten().tolist()
-    ]
-    found += [{"row": row, "code": "input-truncated"} for row in truncated]
+    found = [{"row": row, "code": "input-truncated"} for row in truncated]
+    if mapped is not None and mapped.at_mean is not no_flags(len(mapped.at_mean))[0]:
+        codes = {"equals-anchor-mean": mapped.at_mean, "outside-anchors": mapped.outside}
+        found = [
+            {"row": row, "code": code}
+            for code, rows in codes.items()
+            for row in rows.nonzero().flatten().tolist()
+        ] + found
     return sorted(found, key=lambda flag: flag["row"])
 
 

@@ -1,10 +1,9 @@
-"""Fits translators, stores how they were fitted, and measures them."""
+"""Fits translators between the spaces that requests name, and stores how they were fitted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -28,22 +27,18 @@ from app.maths.translators import methods
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator, content_hash
 from app.request_context import RequestContext
-from app.translate import estimate as translator_reports
-from app.translate import fit_anchors, fit_queue, minimum
-from app.translate.fit_queue import Fit
+from app.translate import estimate, fit_anchors, fit_queue, queries
+from app.translate.maps import ServedMap
+from app.translate.warnings import AnswerWarning
 from app.types import JobKind
 
 TRANSLATOR = dataclass_codec(Translator, decoder=Decoder)
 
-#: cache sizes of an id with its key, and of a report
+#: cache size of an id with its key
 CACHED_ID_BYTES = 1024
-CACHED_REPORT_BYTES = 32 * 1024
 
 #: the kind of name under which a pair of spaces is remembered
 PAIR = "spaces"
-
-#: how often the last use of a translator is written
-TOUCH_EVERY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -80,18 +75,22 @@ class FitRequest:
         )
         return (*fit, canonical_json(self.min_quality), self.index)
 
+    def pair_name(self, project: str) -> NameKey:
+        """The name under which its pair of spaces is remembered."""
+        return pair_name(project, self.anchor_set, self.source, self.target)
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(eq=False)
 class SpacePair:
     """The spaces that a request names, read in one transaction.
 
     source, target  spaces of one anchor set; None if the request names none
-    maps            between these spaces, by the requests' keys
+    maps            between these spaces, by the requests' keys, without their factors
     """
 
     source: tables.SpaceRow | None
     target: tables.SpaceRow | None
-    maps: dict[Key, Any] = field(default_factory=dict)
+    maps: dict[Key, ServedMap] = field(default_factory=dict)
 
     @property
     def both(self) -> tuple[tables.SpaceRow, tables.SpaceRow]:
@@ -100,24 +99,14 @@ class SpacePair:
         return self.source, self.target
 
 
-@dataclass(frozen=True, eq=False)
-class FittedTranslator:
-    """A translator, its public id, its method with all options, and its key in the cache."""
-
-    id: str
-    translator: Translator
-    method: str
-    options: methods.Options
-    key: Key
-
-
 def fit(
     services: Services,
     context: RequestContext,
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     request: FitRequest,
-) -> FittedTranslator:
+    warnings: Sequence[AnswerWarning] = (),
+) -> ServedMap:
     """Return the cached translator, or fit one and store its row.
 
     Raises UnknownOption, InvalidOption, Overloaded, FitQueued, and Conflict when a space was
@@ -133,15 +122,20 @@ def fit(
 
     fit_key: Key = (method, canonical_json(options), *anchors.key)
     key: Key = ("translator", source.blob, target.blob, *fit_key)
-    seconds = _seconds(method, source, target, options)
     translator = fit_queue.make_or_queue(
         services,
         context,
-        Fit(request, seconds, key, make, TRANSLATOR),
+        fit_queue.Fit(
+            arguments={**asdict(request), "relative_power": None},
+            seconds=_seconds(method, source, target, options),
+            key=key,
+            make=make,
+            codec=TRANSLATOR,
+        ),
     )
 
-    def make_row() -> tables.TranslatorRow:
-        return tables.TranslatorRow(
+    def write_row() -> str:
+        row = tables.TranslatorRow(
             project=context.project,
             source_id=source.id,
             target_id=target.id,
@@ -149,35 +143,42 @@ def fit(
             options=dict(options),
             weights=fit_anchors.store_anchors(services, anchors),
         )
+        row.content = public_id(translator, row)
+        try:
+            _add_row(services, context, row)
+        except Conflict:  # another process was faster, unless a space was deleted
+            _add_row(services, context, row)
+        return row.content
 
     # The key has the spaces' rows, not their content: a set that was created again needs new rows.
     # It has the day, because a write also records the translator's last use.
     content = services.cache.get_or_make(
         ("written", source.id, target.id, *fit_key, tables.now().date()),
-        lambda: _write_row(services, context, make_row(), translator),
+        write_row,
         lambda _: CACHED_ID_BYTES,
     )
-    return FittedTranslator(content, translator, method, options, key)
-
-
-def enforce_minimum(
-    services: Services,
-    context: RequestContext,
-    fitted: FittedTranslator,
-    pair: SpacePair,
-    request: FitRequest,
-) -> None:
-    """Raises QualityBelowMinimum for a translator below the request's minimum."""
-    if request.min_quality:
-        source, target = pair.both
-        row = find_with_report(services, context.project, fitted.id, between=(source.id, target.id))
-        minimum.require_estimate(row, request.min_quality, request.index)
+    return ServedMap(
+        translator.dims,
+        translator,
+        key,
+        method=method,
+        options=options,
+        id=content,
+        pair=(source, target),
+        warnings=warnings,
+    )
 
 
 def check_options(request: FitRequest, *, anchors: int) -> methods.Options:
     """Return all options of a request's method, or those of `auto`, without a fit."""
     if request.method == "auto":
-        return _check_shape(request.options)
+        for option in request.options:
+            if option not in methods.OUTPUT_OPTIONS:
+                raise UnknownOption(
+                    f"`method: auto` chooses `{option}` itself. Remove it, or name a method.",
+                    field=f"options.{option}",
+                )
+        return request.options
     return methods.resolve(request.method, request.options, anchors=anchors)
 
 
@@ -187,46 +188,6 @@ def _seconds(
     """The seconds of one core that a fit takes."""
     dims = source.encoder.dim, target.encoder.dim
     return cost.fit_seconds(method, source.anchor_set.size, dims, options)
-
-
-def find_translator(
-    services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
-) -> tables.TranslatorRow:
-    """Return a translator's row, and record its use today."""
-    now = tables.now()
-    with services.db.transaction() as session:
-        row = resources.translator(session, project, content, between=between)
-        if row.used_at < now - TOUCH_EVERY:
-            resources.touch_translator(session, row, now=now)
-    return row
-
-
-def find_with_report(
-    services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
-) -> tables.TranslatorRow:
-    """Return a translator's row with its report, measured now if it has none.
-
-    Raises TranslatorNotFound, Overloaded.
-    """
-    row = find_translator(services, project, content, between=between)
-    current = translator_reports.facts(row)
-    if [(row.report or {}).get(name) for name in current] != list(current.values()):
-        # Through the cache: of many requests at once, one measures and the others wait.
-        facts = canonical_json(current)
-        key: Key = ("report", row.source_id, row.target_id, content, facts)
-        measures = services.cache.get_or_make(
-            key,
-            lambda: translator_reports.measure_report(services, row),
-            lambda _: CACHED_REPORT_BYTES,
-        )
-        with services.db.transaction() as session:
-            row = resources.translator(
-                session, project, content, between=(row.source_id, row.target_id)
-            )
-            row.report = measures
-    # The row has left its session: this is not written.
-    row.report = {**(row.report or {}), "weights": fit_anchors.describe_anchors(services, row)}
-    return row
 
 
 def read_file(
@@ -239,7 +200,7 @@ def read_file(
     Raises TranslatorNotFound, Overloaded, TooMuchAtOnce, and Conflict if its anchors have other
     weights today.
     """
-    row = find_translator(services, context.project, content)
+    row = estimate.find_translator(services, context.project, content)
     request = FitRequest(
         row.source.encoder.name,
         row.target.encoder.name,
@@ -301,8 +262,9 @@ def run_translator(services: Services, job: tables.JobRow, progress: Progress) -
     source, target = find_pair(services, job.project, request)
     fitted = fit(services, context, source, target, request)
     progress(1, 2)
-    row = find_with_report(services, job.project, fitted.id, between=(source.id, target.id))
-    minimum.require_estimate(row, request.min_quality, request.index)
+    estimate.require_estimate(
+        estimate.report_of(services, fitted), request.min_quality, request.index
+    )
     progress(2, 2)
     return JobResult({"translator": fitted.id})
 
@@ -321,9 +283,9 @@ def choose_method(
     options = check_options(request, anchors=size)
     if request.method != "auto":
         return request.method, options
-    estimate = made_pairs.estimate_of(source.anchor_set)
-    if estimate is not None:
-        return made_pairs.made_method(options, anchors=size, seeds=estimate["seeds"])
+    made = made_pairs.estimate_of(source.anchor_set)
+    if made is not None:
+        return made_pairs.made_method(options, anchors=size, seeds=made["seeds"])
     distinct = size - max(int(space.health["duplicate_count"]) for space in (source, target))
     if anchors.counted is not None:
         distinct = min(distinct, int(anchors.counted.sum()))
@@ -332,25 +294,12 @@ def choose_method(
     return chosen, methods.resolve(chosen, {**own, **options}, anchors=size)
 
 
-def _check_shape(options: methods.Options) -> methods.Options:
-    """Return the options if they apply to every method."""
-    for option in options:
-        if option not in methods.OUTPUT_OPTIONS:
-            raise UnknownOption(
-                f"`method: auto` chooses `{option}` itself. Remove it, or name a method.",
-                field=f"options.{option}",
-            )
-    return options
-
-
 def find_pair(
     services: Services, project: str, request: FitRequest
 ) -> tuple[tables.SpaceRow, tables.SpaceRow]:
     """Return both spaces of a request. Raises the not-found errors and AnchorsNotEmbedded."""
     assert request.source is not None
-    return resolve(
-        services, pair_name(project, request.anchor_set, request.source, request.target)
-    ).both
+    return resolve(services, request.pair_name(project)).both
 
 
 def pair_name(project: str, anchor_set: str, source: str | None, target: str | None) -> NameKey:
@@ -397,22 +346,10 @@ def find_space_row(
     )
 
 
-def _write_row(
-    services: Services, context: RequestContext, row: tables.TranslatorRow, translator: Translator
-) -> str:
-    """Store how the translator was fitted, and return its public id."""
-    row.content = public_id(translator, row)
-    try:
-        _add_row(services, context, row)
-    except Conflict:  # another process was faster, unless a space was deleted
-        _add_row(services, context, row)
-    return row.content
-
-
 def _add_row(services: Services, context: RequestContext, row: tables.TranslatorRow) -> None:
     """Add the row, or record the use of the existing one."""
     with services.db.transaction() as session:
-        if not resources.touch_translator(session, row, now=tables.now()):
+        if not queries.touch(session, row, now=tables.now()):
             session.add(row)
             record_audit(session, context, "create", "translator", row.content)
 

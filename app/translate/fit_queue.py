@@ -6,11 +6,11 @@ The request is answered with the job, and repeated when it has ended: the fit is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from app.context import Services
 from app.db import tables
@@ -22,9 +22,6 @@ from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator
 from app.request_context import RequestContext
 from app.types import JobKind, JobState
-
-if TYPE_CHECKING:
-    from app.translate.fit import FitRequest
 
 Value = TypeVar("Value", Translator, Decoder)
 
@@ -45,18 +42,16 @@ MAX_RETRY_AFTER_S = 30
 class Fit(Generic[Value]):
     """A fit that a request needs.
 
-    request         what the job is for
-    seconds         of one core that it takes
+    arguments  of the job that makes it
+    seconds    of one core that it takes
     key, make, codec  as the cache takes them; requests of equal keys share a job
-    relative_power  of a decoding; None: a translation
     """
 
-    request: FitRequest
+    arguments: Mapping[str, Any]
     seconds: float
     key: Key
     make: Callable[[], Value]
     codec: TensorCodec[Value]
-    relative_power: float | None = None
 
 
 def make_or_queue(services: Services, context: RequestContext, fit: Fit[Value]) -> Value:
@@ -130,20 +125,25 @@ def _submit(services: Services, context: RequestContext, fit: Fit[Value]) -> tab
             retry_after_s=10,
             limit=MAX_QUEUED_FITS,
         )
-    more = {"relative_power": fit.relative_power, "key": _job_key(fit)}
-    return submit_job(services, context, JobKind.fit, {**asdict(fit.request), **more})
+    arguments = {**fit.arguments, "key": _job_key(fit)}
+    return submit_job(services, context, JobKind.fit, arguments)
 
 
 def _error_of(job: tables.JobRow) -> AnchorageError:
     """Return the error that ended a job, as the request would have met it."""
     if job.error is None:
         return Conflict(f"The job {job.id}, which made this fit, was cancelled. Try again in 60 s.")
-    kinds = [AnchorageError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    found = next((kind for kind in kinds if kind.code == job.error["code"]), AnchorageError)
+    code = job.error["code"]
+    found = next((kind for kind in _kinds(AnchorageError) if kind.code == code), AnchorageError)
     detail = f"The job {job.id} could not make this fit: {job.error['detail']}"
     return found(detail, field=job.error.get("field"), limit=job.error.get("limit"))
+
+
+def _kinds(kind: type[AnchorageError]) -> Iterator[type[AnchorageError]]:
+    """The class of errors, and all below it."""
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
 
 
 def _queued(fit: Fit[Value], job: tables.JobRow) -> FitQueued:

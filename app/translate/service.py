@@ -1,48 +1,42 @@
 """Applies a map to the vectors of a request: a translation, a relation or a decoding.
 
-`Translation`, `Relation` and `Decoding` say which map a request wants; `ServedMap` is that map,
-ready to apply. After the first request for a map its names alone find it: no SQL, no Redis, no fit.
+`Translation`, `Relation` and `Decoding` say which map a request wants, and make it. After the first
+request for a map its names alone find it: no SQL, no Redis, no fit.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-import torch
 from anyio import to_thread
 from torch import Tensor
 
 from app.anchors import spaces
 from app.context import Limits, Services
 from app.db import tables
-from app.db.cache import Key, TensorCodec, dataclass_codec
+from app.db.cache import Key, dataclass_codec
 from app.db.name_cache import NameKey
 from app.encoders import encoding, incoming
 from app.encoders.encoding import Inputs
 from app.errors import AnchorageError, InvalidOption, UnknownOption, blaming
-from app.maths.geometry.space import check_vectors
+from app.jobs.progress import Progress
+from app.jobs.worker import JobResult
 from app.maths.quality.cost import fit_seconds
-from app.maths.translators import decoder, linear, methods
-from app.maths.translators import translator as maths
+from app.maths.translators import linear, methods
 from app.maths.translators.decoder import Decoder, TranslatedRows
-from app.maths.translators.translator import ProductPrecision, RowFlags, Translator, relate_into
+from app.maths.translators.translator import ProductPrecision
 from app.request_context import RequestContext
+from app.translate import estimate, fit_queue, warnings
 from app.translate import fit as translators
-from app.translate import fit_queue, warnings
-from app.translate.decoding import resolve_decoding
-from app.translate.fit import FittedTranslator, SpacePair
+from app.translate.fit import FitRequest, SpacePair, pair_name
+from app.translate.maps import Projection, ServedMap
 from app.translate.warnings import AnswerWarning
 
 DECODER = dataclass_codec(Decoder)
-MATRIX: TensorCodec[Tensor] = TensorCodec(
-    dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"]
-)
+PROJECTION = dataclass_codec(Projection)
 
 #: the method of a translation into the source's own space, which `auto` serves without a fit
 IDENTITY = "identity"
@@ -50,25 +44,18 @@ IDENTITY = "identity"
 #: most maps that a pair of spaces remembers
 MAX_MAPS = 1_000
 
-#: most multiplications of a product that the caller's thread computes at once
-INLINE_MULTIPLICATIONS = 2**23
-
-#: most multiplications of a step in a lane, some tens of milliseconds, where its rows may be fewer
-STEP_MULTIPLICATIONS = 2**29
-
-#: fewest rows of a step in a lane: a product of fewer reads the matrix too often
-FEWEST_ROWS_PER_STEP = 48
-
 
 # --- what a request wants -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Translation:
-    """Maps vectors of the source encoder into the target's space."""
+    """Maps vectors of the source encoder into the target's space.
 
-    request: translators.FitRequest
-    #: whether it refuses a translator below the request's minimum
+    enforces  whether it refuses a translator below the request's minimum
+    """
+
+    request: FitRequest
     enforces: bool = True
 
     #: the request's field of its vectors
@@ -80,7 +67,7 @@ class Translation:
 
     def name(self, project: str) -> NameKey:
         """The name of the spaces that it needs."""
-        return _pair_name(project, self.request)
+        return self.request.pair_name(project)
 
     def sides(self, pair: SpacePair) -> tuple[tables.SpaceRow, int, int]:
         """The space whose vectors it reads, and the dimensions of its input and output."""
@@ -97,13 +84,14 @@ class Translation:
             dim = source.encoder.dim
             about = (warnings.warn_of_identity(source),)
             return ServedMap(
-                _copy_rows, (dim, dim), method=IDENTITY, options={}, pair=pair.both, warnings=about
+                (dim, dim), method=IDENTITY, options={}, pair=pair.both, warnings=about
             )
         about_pair = warnings.warnings_about_pair(services, source, target)
-        fitted = translators.fit(services, context, source, target, self.request)
-        if self.enforces:
-            translators.enforce_minimum(services, context, fitted, pair, self.request)
-        return serve_translator(fitted, pair.both, about_pair)
+        served = translators.fit(services, context, source, target, self.request, about_pair)
+        if self.enforces and self.request.min_quality:
+            row = estimate.report_of(services, served)
+            estimate.require_estimate(row, self.request.min_quality, self.request.index)
+        return served
 
 
 @dataclass(frozen=True)
@@ -126,7 +114,7 @@ class Relation:
 
     def name(self, project: str) -> NameKey:
         """The name of the space that it needs."""
-        return translators.pair_name(project, self.anchor_set, self.encoder, None)
+        return pair_name(project, self.anchor_set, self.encoder, None)
 
     def sides(self, pair: SpacePair) -> tuple[tables.SpaceRow, int, int]:
         """As `Translation.sides`. Raises UnknownOption."""
@@ -142,29 +130,24 @@ class Relation:
     def make(self, services: Services, context: RequestContext, pair: SpacePair) -> ServedMap:
         """Raises UnknownOption and InvalidOption."""
         row, *dims = self.sides(pair)
-        fitted = spaces.fitted_space(services, row)
-        key: Key = ("projector", row.blob, self.encode_power, self.ridge)
+        key: Key = ("projection", row.blob, self.encode_power, self.ridge)
 
-        def make_projector() -> Tensor:
+        def project() -> Projection:
+            space = spaces.fitted_space(services, row)
             with services.take(services.turns.fits, row.project):
                 made = linear.projector(
-                    fitted.unit, power=self.encode_power, ridge=self.ridge, noise=fitted.noise
+                    space.unit, power=self.encode_power, ridge=self.ridge, noise=space.noise
                 )
-            return made.float().contiguous()
+            return Projection(made.float().contiguous(), space.mean.float())
 
         try:
-            projector = services.cache.get_or_make(
-                key, make_projector, lambda matrix: matrix.nbytes, shared=MATRIX
+            projection = services.cache.get_or_make(
+                key, project, lambda value: value.nbytes, shared=PROJECTION
             )
         except InvalidOption as error:
             error.field = (error.field or "encode_power").removeprefix("options.")
             raise
-        return ServedMap(
-            _relate_rows,
-            (dims[0], dims[1]),
-            keys=(key, spaces.space_key(row)),
-            parts=(projector, fitted),
-        )
+        return ServedMap((dims[0], dims[1]), projection, key)
 
 
 @dataclass(frozen=True)
@@ -174,7 +157,7 @@ class Decoding:
     The method must not depend on the source.
     """
 
-    request: translators.FitRequest
+    request: FitRequest
     relative_power: float = 0.0
 
     reads: ClassVar[str] = "relative"
@@ -185,7 +168,7 @@ class Decoding:
 
     def name(self, project: str) -> NameKey:
         """The name of the spaces that it needs. A source, if named, must exist too."""
-        return _pair_name(project, self.request)
+        return self.request.pair_name(project)
 
     def sides(self, pair: SpacePair) -> tuple[tables.SpaceRow, int, int]:
         """As `Translation.sides`."""
@@ -196,10 +179,8 @@ class Decoding:
         """Raises MethodNotIndependent, UnknownOption, and InvalidOption for a power that the method
         cannot decode.
         """
-        target, *dims = self.sides(pair)
-        method, options = resolve_decoding(
-            self.request, self.relative_power, anchors=target.anchor_set.size
-        )
+        target, size, dim = self.sides(pair)
+        method, options = self._choose_method(anchors=size)
         # Only a kernel depends on the space whose cosines it decodes.
         source = pair.source if methods.METHODS[method].core is None else None
         key: Key = ("decoder", target.blob, method, translators.canonical_json(options))
@@ -212,203 +193,81 @@ class Decoding:
             with services.take(services.turns.fits, target.project):
                 return methods.fit_decoder(method, y, options, source=x)
 
-        seconds = fit_seconds(method, dims[0], (dims[1], dims[1]), options)
-        made = fit_queue.make_or_queue(
+        fitted = fit_queue.make_or_queue(
             services,
             context,
             fit_queue.Fit(
-                self.request,
-                seconds,
-                key,
-                fit,
-                DECODER,
-                self.relative_power,
+                arguments={**asdict(self.request), "relative_power": self.relative_power},
+                seconds=fit_seconds(method, size, (dim, dim), options),
+                key=key,
+                make=fit,
+                codec=DECODER,
             ),
         )
         hidden = ("encode_power", "keep_norms")
         return ServedMap(
-            _decode_rows,
-            (dims[0], dims[1]),
-            keys=(key,),
-            parts=(made,),
-            reads=self.reads,
+            (size, dim),
+            fitted,
+            key,
             method=method,
             options={name: value for name, value in options.items() if name not in hidden},
             warnings=warnings.warnings_about_target(target),
         )
 
+    def _choose_method(self, *, anchors: int) -> tuple[str, methods.Options]:
+        """The method, and all its options."""
+        method, overrides, power = self.request.method, self.request.options, self.relative_power
+        if "encode_power" in overrides:
+            raise UnknownOption(
+                "`encode_power` does not apply to relative vectors. Set `relative_power` to the "
+                "power that encoded them.",
+                field="options.encode_power",
+            )
+        for name in ("min_quality", "index"):
+            if getattr(self.request, name):
+                raise InvalidOption(
+                    f"`{name}` does not apply to relative vectors. Remove it, or send vectors of "
+                    "a source.",
+                    field=name,
+                )
+        if "keep_norms" in overrides:
+            raise UnknownOption(
+                "`keep_norms` does not apply to relative vectors, because they have no norms. "
+                "Remove it.",
+                field="options.keep_norms",
+            )
+        if method in ("auto", "graded"):
+            method, overrides = "graded", {**methods.decoder_options(power), **overrides}
+        elif method == "kernel" and self.request.source is None:
+            overrides = {**methods.KERNEL_DECODER_OPTIONS, **overrides}
+        options = methods.resolve(method, overrides, anchors=anchors)
+        if methods.METHODS[method].decode is not None and method != "graded" and power != 0:
+            raise InvalidOption(
+                f"The method {method} only decodes `relative_power` 0, not {power}. "
+                "Use the method graded.",
+                field="relative_power",
+            )
+        return method, options
+
 
 MapRequest = Translation | Relation | Decoding
 
 
-def _pair_name(project: str, request: translators.FitRequest) -> NameKey:
-    return NameKey(project, translators.PAIR, (request.anchor_set, request.source, request.target))
+# --- finding and applying -------------------------------------------------------------------------
 
 
-# --- the map, and its product ---------------------------------------------------------------------
-
-
-#: maps vectors into a tensor by the parts of a map; returns the flags of rows, None for none
-MapRows = Callable[[Sequence[Any], Tensor, Tensor, ProductPrecision], RowFlags | None]
-
-
-@dataclass(slots=True, eq=False)
-class ServedMap:
-    """A map that is ready to apply, and how it was made.
-
-    rows      maps rows, by the parts. Raises NonFinite and OutOfRange
-    dims      of its input and of its output
-    keys, parts  the tensors of the map, and their keys in the cache, which limits their memory
-    multiplications  of one row; None: those of one matrix
-    reads     the request's field that holds its vectors
-    method, options  of a translation or a decoding
-    id, pair  of a translation: its translator's public id, and its two spaces
-    warnings  about every answer of the map
-    """
-
-    rows: MapRows
-    dims: tuple[int, int]
-    keys: tuple[Key, ...] = ()
-    parts: Sequence[Any] = ()
-    multiplications: int | None = None
-    reads: str = "vectors"
-    method: str | None = None
-    options: methods.Options | None = None
-    id: str | None = None
-    pair: tuple[tables.SpaceRow, tables.SpaceRow] | None = None
-    warnings: Sequence[AnswerWarning] = ()
-
-    @property
-    def translator(self) -> Translator | None:
-        """The translator of a translation; None for the identity and for other maps."""
-        return None if self.id is None else self.parts[0]
-
-    def start(
-        self,
-        services: Services,
-        vectors: Tensor,
-        precision: ProductPrecision = "float32",
-    ) -> MappedVectors:
-        """Start mapping vectors of the right shape.
-
-        A small product is computed here, and raises NonFinite and OutOfRange here.
-        """
-        count, (reads, makes) = vectors.shape[0], self.dims
-        out = torch.empty(count, makes)
-        multiplications = self.multiplications or reads * makes
-        if count * multiplications <= INLINE_MULTIPLICATIONS:
-            try:
-                flagged = self.rows(self.parts, vectors, out, precision)
-            except AnchorageError as error:
-                raise _error_of_all_rows(error, vectors) from None
-            output = TranslatedRows(out, *(flagged or maths.no_flags(count)))
-            return MappedVectors(output, self, vectors)
-        at_mean = torch.zeros(count, dtype=torch.bool)
-        outside = torch.zeros(count, dtype=torch.bool)
-
-        def span(start: int, stop: int) -> None:
-            flagged = self.rows(self.parts, vectors[start:stop], out[start:stop], precision)
-            if flagged is not None:
-                at_mean[start:stop], outside[start:stop] = flagged
-
-        # A few rows are divided among the lanes too: alone, a request should use every core.
-        share = max(FEWEST_ROWS_PER_STEP, -(-count // services.lanes.count))
-        most = max(FEWEST_ROWS_PER_STEP, STEP_MULTIPLICATIONS // multiplications)
-        future = services.lanes.submit(span, count, min(share, most, maths.ROWS_PER_STEP))
-        return MappedVectors(TranslatedRows(out, at_mean, outside), self, vectors, future=future)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class MappedVectors:
-    """The output of a map, the map, and the vectors that it read.
+    """The output of a map, and the map.
 
     truncated  rows of the inputs that the encoder read only in part
-    future     ends when `output` is complete; None: it is
+    warnings   about the map, and about the encoder of the inputs
     """
 
     output: TranslatedRows
     served: ServedMap
-    vectors: Tensor
-    truncated: Sequence[int] = ()
-    future: Future[None] | None = None
-
-    def result(self) -> TranslatedRows:
-        """Wait for the output. Raises NonFinite and OutOfRange, which name all wrong rows."""
-        if self.future is not None:
-            try:
-                self.future.result()
-            except AnchorageError as error:
-                raise _error_of_all_rows(error, self.vectors) from None
-        return self.output
-
-    async def wait(self) -> None:
-        """Wait on the event loop. Raises nothing: `result` does."""
-        if self.future is not None:
-            with suppress(Exception):  # retrieved here, or asyncio would log it
-                await asyncio.wrap_future(self.future)
-
-
-def serve_translator(
-    fitted: FittedTranslator,
-    pair: tuple[tables.SpaceRow, tables.SpaceRow],
-    about_pair: Sequence[AnswerWarning] = (),
-) -> ServedMap:
-    """Return the map of a fitted translator."""
-    return ServedMap(
-        _translate_rows,
-        fitted.translator.dims,
-        keys=(fitted.key,),
-        parts=(fitted.translator,),
-        multiplications=fitted.translator.multiplications,
-        method=fitted.method,
-        options=fitted.options,
-        id=fitted.id,
-        pair=pair,
-        warnings=about_pair,
-    )
-
-
-def _translate_rows(
-    parts: Sequence[Any], vectors: Tensor, out: Tensor, precision: ProductPrecision
-) -> RowFlags | None:
-    return maths.apply_into(parts[0], vectors, out, precision=precision)
-
-
-def _copy_rows(
-    parts: Sequence[Any], vectors: Tensor, out: Tensor, precision: ProductPrecision
-) -> RowFlags | None:
-    check_vectors(vectors)
-    out.copy_(vectors)
-    return None
-
-
-def _relate_rows(
-    parts: Sequence[Any], vectors: Tensor, out: Tensor, precision: ProductPrecision
-) -> RowFlags | None:
-    """Relate the rows. No row is outside."""
-    projector, space = parts
-    at_mean = relate_into(projector, space.mean.float(), vectors, out)
-    return at_mean, torch.zeros_like(at_mean)
-
-
-def _decode_rows(
-    parts: Sequence[Any], vectors: Tensor, out: Tensor, precision: ProductPrecision
-) -> RowFlags | None:
-    done = decoder.decode(parts[0], vectors)
-    out.copy_(done.vectors)
-    return done.at_mean, done.outside
-
-
-def _error_of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError:
-    """The error of all rows, for an error that a part of the rows raised."""
-    try:
-        check_vectors(vectors)
-    except AnchorageError as error_of_all:
-        return error_of_all
-    return error
-
-
-# --- finding and applying -------------------------------------------------------------------------
+    truncated: Sequence[int]
+    warnings: Sequence[AnswerWarning]
 
 
 def find_map(
@@ -417,11 +276,11 @@ def find_map(
     """Return the map without IO; None if it is not in memory or its names must be looked up."""
     if pair is None:
         pair = services.names.find(request.name(project))
-    remembered: ServedMap | None = None if pair is None else pair.maps.get(request.key)
-    if remembered is None:
-        return None
-    parts = [services.cache.find(key) for key in remembered.keys]
-    return None if any(part is None for part in parts) else replace(remembered, parts=parts)
+    remembered = None if pair is None else pair.maps.get(request.key)
+    if remembered is None or remembered.key is None:
+        return remembered
+    factor = services.cache.find(remembered.key)
+    return None if factor is None else replace(remembered, factor=factor)
 
 
 def prepare_map(
@@ -437,7 +296,7 @@ def prepare_map(
         served = request.make(services, context, pair)
         if len(pair.maps) >= MAX_MAPS:
             pair.maps.clear()
-        pair.maps[request.key] = replace(served, parts=())
+        pair.maps[request.key] = replace(served, factor=None)
     return served
 
 
@@ -469,11 +328,9 @@ def apply_map(
     )
     served = prepare_map(services, context, request, pair)
     with blaming(field):
-        mapped = served.start(services, read.vectors, precision=precision)
-        mapped.result()
-    if inputs is not None and (about := warnings.warnings_about_change(space.encoder)):
-        served = replace(served, warnings=[*served.warnings, *about])
-    return replace(mapped, served=served, truncated=read.truncated)
+        output = served.start(services, read.vectors, precision).result()
+    about = [] if inputs is None else warnings.warnings_about_change(space.encoder)
+    return MappedVectors(output, served, read.truncated, [*served.warnings, *about])
 
 
 async def serve_map(
@@ -502,16 +359,14 @@ async def serve_map(
             precision=precision,
         )
         return await to_thread.run_sync(work)
-    count, (_, makes) = len(vectors), served.dims
-    context.reserve_bytes(count * makes * number_bytes)
+    context.reserve_bytes(len(vectors) * served.dims[1] * number_bytes)
     try:
-        mapped = served.start(services, vectors, precision=precision)
-        await mapped.wait()
-        mapped.result()
+        product = served.start(services, vectors, precision)
+        await product.wait()
+        return MappedVectors(product.result(), served, (), served.warnings)
     except AnchorageError as error:
-        error.field = error.field or served.reads
+        error.field = error.field or request.reads
         raise
-    return mapped
 
 
 def _fits(vectors: Tensor, served: ServedMap, limits: Limits) -> bool:
@@ -519,3 +374,21 @@ def _fits(vectors: Tensor, served: ServedMap, limits: Limits) -> bool:
     count, (reads, makes) = vectors.shape[0], served.dims
     most = min(limits.vectors, limits.numbers // makes)
     return 0 < count <= most and vectors.shape[1] == reads
+
+
+def run_fit(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job of a long fit: put into the cache what the request's repetition needs.
+
+    Where a minimum applies, the translator is measured too, and its report is stored.
+    """
+    arguments: dict[str, Any] = {name: job.arguments[name] for name in job.arguments}
+    power = arguments.pop("relative_power")
+    del arguments["key"]
+    request, context = FitRequest(**arguments), RequestContext.of_job(job)
+    plan = Translation(request, enforces=False) if power is None else Decoding(request, power)
+    progress(0, 1)
+    served = prepare_map(services, context, plan)
+    if served.id is not None and request.min_quality:
+        estimate.report_of(services, served)
+    progress(1, 1)
+    return JobResult({"translator": served.id})

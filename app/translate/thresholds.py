@@ -19,7 +19,8 @@ from app.maths.thresholds import (
     translate_held_out,
 )
 from app.translate import fit_anchors
-from app.translate.fit import canonical_json, find_translator
+from app.translate.estimate import find_translator
+from app.translate.fit import canonical_json
 from app.types import Scores
 
 

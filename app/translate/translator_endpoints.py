@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
-from app.db import resources, tables
+from app.db import tables
 from app.http.bodies import body_docs, json_body
 from app.http.deps import (
     ASYNC,
@@ -24,11 +24,11 @@ from app.http.deps import (
 from app.http.fields import Name, RowModel
 from app.http.problems import documented
 from app.jobs.schemas import Job
-from app.translate import estimate as translator_reports
+from app.translate import estimate, queries, thresholds
 from app.translate import fit as translators
-from app.translate import minimum
 from app.translate.fields import INDEX_DESCRIPTION, IndexSize, PairRequest
 from app.translate.schemas import EstimateOut, TranslatorReportOut
+from app.types import Scores
 
 router = APIRouter(prefix="/translators", tags=["Translate"])
 
@@ -37,6 +37,33 @@ OCTETS = "application/octet-stream"
 TranslatorId = Annotated[
     str, Path(pattern=r"^tr_[0-9a-f]{32}$", description="Id of the translator.")
 ]
+
+
+WhichScores = Annotated[
+    Scores,
+    Query(
+        description="What the new score compares: a translated query with native vectors of the "
+        "target, two native vectors, or two translated vectors. "
+        "The old score is always the cosine of two vectors of the source encoder."
+    ),
+]
+
+
+class ThresholdOut(BaseModel):
+    """A threshold of the source encoder, and the one that as many pairs reach."""
+
+    source: float = Field(description="Score by the source encoder, -1 to 1.")
+    by_rate: float | None = Field(
+        description="Threshold on the new score that the same share of pairs reaches. Null if too "
+        "few pairs of anchors are above or below the old one."
+    )
+    pairs_above: int = Field(
+        description="Number of the measured pairs of anchors that reach the request's score."
+    )
+    share: float = Field(
+        description="Share of all pairs of anchors that reach the request's score, 0 to 1."
+    )
+    scores: Scores = Field(description="What the new score compares.")
 
 
 class TranslatorRequest(PairRequest):
@@ -111,10 +138,8 @@ def create_translator(
     request = body.translator_request()
     source, target = translators.find_pair(services, context.project, request)
     fitted = translators.fit(services, context, source, target, request)
-    row = translators.find_with_report(
-        services, context.project, fitted.id, between=(source.id, target.id)
-    )
-    minimum.require_estimate(row, request.min_quality, request.index)
+    row = estimate.report_of(services, fitted)
+    estimate.require_estimate(row, request.min_quality, request.index)
     response.headers["Location"] = f"/translators/{row.content}"
     return _with_estimate(row, body.index)
 
@@ -133,7 +158,7 @@ def list_translators(
     If several pairs of encoders share one translator, the list shows the oldest pair.
     """
     with services.db.transaction() as session:
-        rows = resources.translators(session, project, after=after, limit=limit)
+        rows = queries.page(session, project, after=after, limit=limit)
     return TranslatorPage(translators=[TranslatorSummary.model_validate(row) for row in rows])
 
 
@@ -149,7 +174,7 @@ def get_translator(
     `/translate` and `/stitch` answer the id.
     By default, a translator is deleted after 90 days without use.
     """
-    return _with_estimate(translators.find_with_report(services, project, id), index)
+    return _with_estimate(estimate.find_with_report(services, project, id), index)
 
 
 @router.get(
@@ -183,8 +208,24 @@ def download_translator(
     )
 
 
+@router.get("/{id}/threshold", summary="Convert one threshold", responses=documented(404, 409, 422))
+def get_threshold(
+    id: TranslatorId,
+    services: Svc,
+    project: Reads,
+    source: Annotated[
+        float,
+        Query(ge=-1, le=1, allow_inf_nan=False, description="An old score: a cosine, -1 to 1."),
+    ],
+    scores: WhichScores = Scores.translated_native,
+) -> ThresholdOut:
+    """Returns the threshold that as many pairs reach as reach the old one (`source`)."""
+    found = thresholds.convert_threshold(services, project, id, source, scores=scores)
+    return ThresholdOut(source=source, scores=scores, **vars(found))
+
+
 def _with_estimate(row: tables.TranslatorRow, index: int | None) -> TranslatorOut:
     answer = TranslatorOut.model_validate(row)
-    estimated = translator_reports.estimate_for(row.report or {}, index)
+    estimated = estimate.estimate_for(row.report or {}, index)
     answer.report.estimate = None if estimated is None else EstimateOut.model_validate(estimated)
     return answer

@@ -12,7 +12,7 @@ from app.context import Services
 from app.db import tables
 from app.encoders import service as encoders
 from app.heads import service as heads
-from app.heads.linear import make_head
+from app.heads.schemas import NewHead
 from app.jobs import submission
 from app.jobs import worker as runner
 from app.jobs.leases import Leases
@@ -44,7 +44,6 @@ def audit_rows(services: Services) -> list[tuple[str, str, str]]:
 
 def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked_services):
     services = stocked_services
-    three = torch.eye(3)
     pair = translators.FitRequest("a", "b", "s", "procrustes", {})
     before = len(audit_rows(services))
     create(services, name="c")
@@ -55,8 +54,8 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked_servi
     encoders.delete_encoder(services, REQUEST, "d")
     anchor_sets.create_anchor_set(services, REQUEST, name="t", embeddings={"a": torch.randn(5, 3)})
     anchor_sets.delete_anchor_set(services, REQUEST, "t")
-    new = heads.HeadDefinition("h", "linear", "a", None, list("xyz"))
-    heads.create_head(services, REQUEST, new, lambda dim: make_head({"weight": three}, dim=dim))
+    head = NewHead(name="h", encoder="a", classes=list("xyz"), weight=torch.eye(3))
+    heads.create_head(services, REQUEST, head)
     heads.delete_head(services, REQUEST, "h")
     fitted = translators.fit(
         services, REQUEST, *translators.find_pair(services, PROJECT, pair), pair

@@ -11,6 +11,7 @@ from app.anchors import samples
 from app.context import Services
 from app.errors import TooMuchAtOnce
 from app.ops import retention
+from app.translate import estimate
 from app.translate import fit as translators
 from tests.helpers import CONTEXT, PROJECT, age, alter, another_process, some
 
@@ -38,7 +39,7 @@ def test_a_sweep_deletes_replaced_samples_only_and_no_weights_of_translators(sto
     weights = stocked_services.blobs.put({"weights": torch.rand(12)})
     alter(
         stocked_services,
-        translators.find_translator(stocked_services, PROJECT, content),
+        estimate.find_translator(stocked_services, PROJECT, content),
         weights=weights,
     )
     age(stocked_services)

@@ -17,8 +17,7 @@ from app.db import name_cache
 from app.encoders import service as encoders
 from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound
 from app.heads import service as heads
-from app.heads import stitching
-from app.heads.linear import make_head
+from app.heads.schemas import NewHead, StitchRequest
 from app.request_context import RequestContext
 from app.translate import fit as translators
 from app.translate import service as apply
@@ -55,9 +54,10 @@ def make(services: Services, project: str, version: int) -> None:
     anchor_sets.create_anchor_set(
         services, RequestContext(project), name="s", embeddings=embeddings
     )
-    head = make_head({"weight": torch.randn(2, 3, generator=draw)}, dim=3)
-    new = heads.HeadDefinition("h", "linear", "b", None)
-    heads.create_head(services, RequestContext(project), new, lambda _dim: head)
+    numbers = {"kind": "numbers"}
+    weight = torch.randn(2, 3, generator=draw)
+    new = NewHead(name="h", encoder="b", output=numbers, weight=weight)
+    heads.create_head(services, RequestContext(project), new)
 
 
 def delete(services: Services, project: str) -> None:
@@ -74,16 +74,8 @@ def translated(services: Services, project: str) -> torch.Tensor:
 
 
 def stitched(services: Services, project: str) -> torch.Tensor:
-    return stitching.stitch(
-        services,
-        RequestContext(project),
-        encoder="a",
-        head="h",
-        anchor_set="s",
-        vectors=VECTORS,
-        inputs=None,
-        choice=stitching.TranslationChoice("graded"),
-    ).values
+    request = StitchRequest(encoder="a", head="h", anchor_set="s", vectors=VECTORS, method="graded")
+    return heads.stitch(services, RequestContext(project), request, None).values
 
 
 @contextmanager

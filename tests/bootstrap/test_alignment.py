@@ -24,8 +24,9 @@ from app.maths.bootstrap import alignment as maths
 from app.maths.translators.translator import apply
 from app.moves import maps
 from app.settings import Settings
+from app.translate import estimate as translator_reports
 from app.translate import fit as translators
-from app.translate import minimum, thresholds, warnings
+from app.translate import thresholds, warnings
 from app.types import JobState, Scores
 from app.wiring import make_services
 from tests.helpers import CONTEXT, PROJECT, create_encoder, run
@@ -143,14 +144,14 @@ def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
     source, target = translators.find_pair(services, PROJECT, request)
     fitted = translators.fit(services, CONTEXT, source, target, request)
     assert fitted.id == job.result["translator"]
-    row = translators.find_with_report(services, PROJECT, fitted.id)
+    row = translator_reports.find_with_report(services, PROJECT, fitted.id)
     assert row.report["alignment"] == job.result["estimate"]
     assert row.report["estimate"] is None
     assert row.report["estimates"] == []
     warned = warnings.warnings_about_pair(services, source, target)
     assert warned[0].code == "made-pairs"
     with pytest.raises(errors.QualityBelowMinimum, match="POST /evaluate"):
-        minimum.require_estimate(row, {"recall": 0.1})
+        translator_reports.require_estimate(row, {"recall": 0.1})
     with pytest.raises(errors.TooFewAnchors, match="known pairs"):
         thresholds.convert_threshold(services, PROJECT, fitted.id, 0.5, scores=Scores.native_native)
 
@@ -202,7 +203,7 @@ def test_seeds_and_unpaired_rows_become_a_set_that_keeps_the_map(quick, paired):
     native = torch.nn.functional.normalize(held @ exact, dim=1)
     translated = apply(fitted.translator, held).vectors
     assert torch.cosine_similarity(translated, native).mean() > 0.9
-    report = translators.find_with_report(quick, PROJECT, fitted.id).report
+    report = translator_reports.find_with_report(quick, PROJECT, fitted.id).report
     assert report["alignment"] == estimate
     assert report["estimate"] is None
 

@@ -30,10 +30,15 @@ from app.db.cache import (
 )
 from app.db.redis import OptionalRedis
 from app.maths.geometry.space import fit_space
-from app.maths.translators import linear, methods
+from app.maths.translators import methods
 from app.translate.fit import TRANSLATOR
-from app.translate.service import DECODER, MATRIX
+from app.translate.maps import Projection
+from app.translate.service import DECODER, PROJECTION
 from tests.waiting import slack, until
+
+MATRIX: TensorCodec[Tensor] = TensorCodec(
+    dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"]
+)
 
 
 @pytest.fixture
@@ -129,7 +134,7 @@ SOURCE, TARGET = fit_space(some(30, 5)), fit_space(1e3 * some(30, 4) + 7)
 RESOLVED = {method: methods.resolve(method, {}, anchors=30) for method in ("graded", "kernel")}
 CASES = {
     "space": (SPACE, TARGET),
-    "matrix": (MATRIX, linear.projector(SOURCE.unit, power=0.5, ridge=1.0).float()),
+    "projection": (PROJECTION, Projection(some(5, 30), some(1, 5)[0])),
     "transposed matrix": (MATRIX, some(4, 6).T),
     **{
         f"translator {m}": (TRANSLATOR, methods.fit(m, SOURCE, TARGET, RESOLVED[m]))

@@ -18,6 +18,7 @@ from app.errors import (
 )
 from app.jobs import queries as job_queries
 from app.ops import retention
+from app.translate import queries as translators
 from app.types import JobState
 from tests.db.helpers import change
 
@@ -188,14 +189,14 @@ def test_translators_are_found_by_content_the_oldest_first(db):
         row = tables.TranslatorRow(
             project="p", content="tr_1", source_id=space, target_id=space, method="irp", options={}
         )
-        assert not resources.touch_translator(session, row, now=DAY)
+        assert not translators.touch(session, row, now=DAY)
         session.add(row)
         session.flush()
-        assert resources.touch_translator(session, row, now=DAY)
-        assert resources.translator(session, "p", "tr_1") is row
+        assert translators.touch(session, row, now=DAY)
+        assert translators.find(session, "p", "tr_1") is row
         for project, content in (("q", "tr_1"), ("p", "tr_2")):
             with pytest.raises(errors.TranslatorNotFound):
-                resources.translator(session, project, content)
+                translators.find(session, project, content)
 
 
 def test_deleting_a_set_deletes_its_spaces_and_translators(db):

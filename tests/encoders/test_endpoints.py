@@ -89,3 +89,19 @@ def test_an_encoder_in_use_is_not_deleted_and_its_users_are_named(stocked, refus
     refused(stocked.delete("/encoders/first"), 409, "in-use", detail="head 'h'")
     stocked.delete("/heads/h")
     assert stocked.delete("/encoders/first").status_code == 204
+
+
+@pytest.mark.parametrize("kind", ["sentence-transformers", "timm"])
+def test_a_models_name_leads_nowhere_but_into_the_operators_folder(serve, tmp_path, kind):
+    folder, secret = tmp_path / "models", tmp_path / "secret"
+    folder.mkdir()
+    secret.mkdir()
+    (secret / "config.json").write_text('{"secret": "xyzzy"}')
+    (folder / "linked").symlink_to(secret)
+    client = serve(models_dir=folder)
+    for model in ("../secret", "linked"):
+        answer = client.post("/encoders", json={"name": "x", "kind": kind, "model": model})
+        assert (answer.status_code, answer.json()["field"]) == (422, "model"), answer.text
+        assert "xyzzy" not in answer.text
+        assert str(tmp_path) not in answer.text
+    assert client.get("/encoders").json() == {"encoders": []}

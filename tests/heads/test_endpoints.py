@@ -1,4 +1,4 @@
-"""Heads of every kind: answers, quality, and wrong files."""
+"""/heads and /stitch: answers equal to torch's, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,99 +12,94 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from app.heads.base import MAX_HEAD_BYTES
+from app.heads import service as heads
+from app.heads.linear import MAX_HEAD_BYTES
+from app.heads.schemas import NewHead
+from tests.helpers import CONTEXT, some
 
 DIM = 6  # dimension of `second`, the encoder of these heads
+CLASSES = {"classes": ["cat", "dog", "owl"]}
+ARCHITECTURE = ["linear", "gelu", "dropout", "linear"]
+WEIGHT = np.random.default_rng(5).normal(size=(3, DIM)).tolist()
+LINEAR = {**CLASSES, "weight": WEIGHT, "bias": [0.5, -0.5, 0.0]}
 
 
 def text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def network(outputs: int = 3, dim: int = DIM) -> nn.Sequential:
+def network(outputs: int = 3) -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Linear(dim, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, outputs)
+        nn.Linear(DIM, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, outputs)
     ).eval()
 
 
-ARCHITECTURE = ["linear", "gelu", "dropout", "linear"]
-
-
 def layers(model: nn.Module) -> dict:
-    return {
-        "architecture": ARCHITECTURE,
-        "safetensors": text(save(dict(model.state_dict()))),
-    }
+    return {"architecture": ARCHITECTURE, "safetensors": text(save(dict(model.state_dict())))}
 
 
-CLASSES = {"classes": ["cat", "dog", "owl"]}
+def without_omitted(body: dict) -> dict:
+    """The body without the fields whose value is ...."""
+    return {key: value for key, value in body.items() if value is not ...}
 
 
 @pytest.fixture
 def make(stocked):
-    """POST /heads, of `second` unless another is named; the answer must be 201."""
+    """POST /heads of a head of `second`."""
 
     def post(**more):
-        body = {"name": "h", **({} if "anchor_set" in more else {"encoder": "second"}), **more}
-        answer = stocked.post("/heads", json=body)
-        assert answer.status_code == 201, answer.text
-        return answer.json()
+        body = {"name": "h", "encoder": "second", **more}
+        return stocked.post("/heads", json=without_omitted(body))
 
     return post
 
 
 @pytest.fixture
 def ask(stocked, embeddings):
-    """POST /stitch to the head `h`: vectors of `first` through the set, or of `second` as is."""
+    """POST /stitch to the head `h`: ten vectors of `first` through the set, or of `second`."""
 
-    def post(encoder="second", rows=10, **more):
-        body = {
-            "encoder": encoder,
-            "head": "h",
-            "vectors": embeddings[encoder][:rows].tolist(),
-            **more,
-        }
+    def post(encoder="second", /, **more):
+        body = {"encoder": encoder, "head": "h", "vectors": embeddings[encoder][:10].tolist()}
         if encoder == "first":
             body["anchor_set"] = "items"
-        answer = stocked.post("/stitch", json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        return stocked.post("/stitch", json=without_omitted({**body, **more}))
 
     return post
 
 
 def by_torch(model: nn.Module, vectors) -> np.ndarray:
+    """The probabilities of the model."""
     with torch.no_grad():
-        return model(torch.as_tensor(np.asarray(vectors), dtype=torch.float32)).numpy()
+        rows = torch.as_tensor(np.asarray(vectors), dtype=torch.float32)
+        return torch.softmax(model(rows), dim=1).numpy()
 
 
-# --- kinds ----------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 
-def test_a_classifier_answers_what_torch_does(make, ask, stocked, embeddings):
+def test_a_classifier_answers_what_torch_does_for_its_own_and_for_translated_vectors(
+    make, ask, stocked, embeddings
+):
     model = network()
-    head = make(**layers(model), **CLASSES)
+    head = make(**layers(model), **CLASSES).json()
     assert (head["kind"], head["dim"], head["outputs"], head["output"]) == ("linear", DIM, 3, None)
     assert head["architecture"] == ARCHITECTURE
     assert stocked.get("/heads/h").json() == head
-    answer = ask()
-    expected = torch.softmax(
-        torch.from_numpy(by_torch(model, embeddings["second"][:10])), dim=1
-    ).numpy()
+    answer = ask().json()
+    expected = by_torch(model, embeddings["second"][:10])
     np.testing.assert_allclose(answer["scores"], expected, atol=1e-5)
     assert answer["labels"] == [CLASSES["classes"][place] for place in expected.argmax(axis=1)]
-    translated = stocked.post(
-        "/translate",
-        json={
-            "source": "first",
-            "target": "second",
-            "anchor_set": "items",
-            "vectors": embeddings["first"][:10].tolist(),
-        },
-    ).json()["vectors"]
-    stitched = torch.softmax(torch.from_numpy(by_torch(model, translated)), dim=1).numpy()
-    np.testing.assert_allclose(ask("first")["scores"], stitched, atol=1e-4)
+    assert (answer["method"], answer["translator"]) == (None, None)
+    pair = {"source": "first", "target": "second", "anchor_set": "items"}
+    body = {**pair, "vectors": embeddings["first"][:10].tolist()}
+    translated = stocked.post("/translate", json=body).json()
+    stitched = ask("first").json()
+    expected = by_torch(model, translated["vectors"])
+    np.testing.assert_allclose(stitched["scores"], expected, atol=1e-4)
+    assert stitched["translator"] == translated["translator"]
+    assert stocked.delete("/heads/h").status_code == 204
+    assert stocked.get("/heads").json() == {"heads": []}
 
 
 def test_an_onnx_head_is_the_operators_file_that_a_client_names(serve, tmp_path):
@@ -122,58 +117,92 @@ def test_an_onnx_head_is_the_operators_file_that_a_client_names(serve, tmp_path)
     head = client.post("/heads", json=body).json()
     assert (head["kind"], head["dim"], head["outputs"]) == ("onnx", DIM, 3)
     stitch = {"encoder": "second", "head": "h", "vectors": vectors.tolist()}
-    expected = torch.softmax(torch.from_numpy(by_torch(model, vectors)), dim=1).numpy()
     answer = client.post("/stitch", json=stitch)
-    np.testing.assert_allclose(answer.json()["scores"], expected, atol=1e-5)
-    wrong = client.post("/heads", json={**body, "name": "other", "classes": ["cat", "dog"]})
-    assert (wrong.status_code, wrong.json()["field"]) == (422, "classes")
+    np.testing.assert_allclose(answer.json()["scores"], by_torch(model, vectors), atol=1e-5)
 
 
-def test_a_head_of_unit_vectors_answers_the_same_for_vectors_of_any_length(
-    make, ask, stocked, embeddings
-):
-    model = network()
+def test_a_head_of_unit_vectors_answers_the_same_for_vectors_of_any_length(make, ask, embeddings):
+    model, vectors = network(), embeddings["second"][:10]
     make(**layers(model), **CLASSES, scale=1.0)
-    vectors = embeddings["second"][:10]
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    expected = torch.softmax(torch.from_numpy(by_torch(model, unit)), dim=1).numpy()
-    for factor in (1.0, 0.001, 1e6):
-        np.testing.assert_allclose(
-            ask(vectors=(vectors * factor).tolist())["scores"], expected, atol=1e-5
-        )
-    stocked.delete("/heads/h")
-    make(**layers(model), **CLASSES)
-    assert np.abs(np.array(ask(vectors=(vectors * 10).tolist())["scores"]) - expected).max() > 1e-3
+    make(**layers(model), **CLASSES, name="unscaled")
+    expected = by_torch(model, vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    for factor in (0.001, 1e6):
+        scores = ask(vectors=(vectors * factor).tolist()).json()["scores"]
+        np.testing.assert_allclose(scores, expected, atol=1e-5)
+    scores = ask(head="unscaled", vectors=(vectors * 10).tolist()).json()["scores"]
+    assert np.abs(np.array(scores) - expected).max() > 1e-3
 
 
-@pytest.mark.parametrize(("power", "ridge"), [(0.5, 0.2)])
-def test_a_relative_head_reads_relative_vectors_of_its_power(
-    make, ask, stocked, embeddings, power, ridge
-):
+def test_a_relative_head_reads_relative_vectors_of_its_power(make, ask, stocked, embeddings):
     weight = np.random.default_rng(2).normal(size=(3, 40))
-    options = {"encode_power": power, **({} if ridge is None else {"ridge": ridge})}
-    head = make(anchor_set="items", weight=weight.tolist(), output={"kind": "numbers"}, **options)
-    assert (head["encode_power"], head["ridge"], head["anchor_set"], head["encoder"]) == (
-        power,
-        ridge,
-        "items",
-        None,
-    )
+    options = {"encode_power": 0.5, "ridge": 0.2}
+    head = make(
+        encoder=...,
+        anchor_set="items",
+        weight=weight.tolist(),
+        output={"kind": "numbers"},
+        **options,
+    ).json()
+    assert {**options, "anchor_set": "items", "encoder": None}.items() <= head.items()
     for encoder in ("first", "second"):
-        body = {
-            "encoder": encoder,
-            "anchor_set": "items",
-            "vectors": embeddings[encoder][:10].tolist(),
-        }
-        relative = stocked.post("/relative", json={**body, **options})
-        assert relative.status_code == 200, relative.text
-        expected = np.array(relative.json()["vectors"]) @ weight.T
-        answer = ask(encoder)
-        np.testing.assert_allclose(answer["outputs"], expected, atol=1e-4, rtol=1e-4)
+        vectors = embeddings[encoder][:10].tolist()
+        body = {"encoder": encoder, "anchor_set": "items", "vectors": vectors, **options}
+        relative = stocked.post("/relative", json=body).json()["vectors"]
+        answer = ask(encoder).json()
+        np.testing.assert_allclose(
+            answer["outputs"], np.array(relative) @ weight.T, atol=1e-4, rtol=1e-4
+        )
         assert (answer["method"], answer["translator"]) == (None, None)
 
 
-# --- what is no head ------------------------------------------------------------------------------
+def test_a_head_is_stored_in_float32_and_loaded_once(stocked_services):
+    new = NewHead(name="h", encoder="b", classes=["x", "y"], weight=some(2, 2).double())
+    head = heads.create_head(stocked_services, CONTEXT, new)
+    loaded = heads.load_head(stocked_services, head)
+    weight = loaded.tensors()["weight"]
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, some(2, 2))
+    assert heads.load_head(stocked_services, head) is loaded
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field"),
+    [
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder"),
+        ({"encoder": ...}, 422, "not-exactly-one", "encoder"),
+        ({"classes": ...}, 422, "not-exactly-one", "classes"),
+        ({"weight": ...}, 422, "not-exactly-one", "weight"),
+        ({"weight": ..., **layers(network())}, 422, "not-exactly-one", "bias"),
+        ({"bias": [1.0, 2.0]}, 422, "invalid-head", "bias"),
+        ({"classes": ["cat", "dog"]}, 422, "invalid-head", "classes"),
+        ({"kind": "onnx"}, 422, "invalid-head", "kind"),
+        ({"architecture": ARCHITECTURE}, 422, "invalid-head", "architecture"),
+        ({"encode_power": 0.5}, 422, "invalid-head", "encode_power"),
+        (
+            {"weight": ..., "bias": ..., "safetensors": "not base64!"},
+            422,
+            "bad-base64",
+            "safetensors",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_head_is_refused_and_leaves_nothing(
+    make, stocked, refused, change, status, code, field
+):
+    blobs = stocked.app.state.services.blobs.root
+    before = set(blobs.rglob("*"))
+    refused(make(**{**LINEAR, **change}), status, code, field)
+    assert stocked.get("/heads").json() == {"heads": []}
+    assert set(blobs.rglob("*")) == before
+
+
+def test_repeated_classes_are_named(make, refused):
+    repeated = make(**{**LINEAR, "classes": ["cat", "dog", "cat"]})
+    refused(repeated, 422, "invalid-head", "classes", [2])
 
 
 class Trap:
@@ -186,35 +215,10 @@ class Trap:
         return open, (self.where, "w")
 
 
-BAD = {
-    "a pickle as safetensors": lambda where: {"safetensors": text(pickle.dumps(Trap(where)))},
-    "a path for a module": lambda where: {
-        **layers(network()),
-        "architecture": ["../../etc/passwd", "linear"],
-    },
-    "layers of other classes": lambda where: layers(network(4)),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_file_that_is_no_head_is_refused_and_nothing_is_written(stocked, tmp_path, name):
-    services = stocked.app.state.services
-    before = {path for path in services.blobs.root.rglob("*") if path.is_file()}
-    answer = stocked.post(
-        "/heads",
-        json={"name": "h", "encoder": "second", **CLASSES, **BAD[name](str(tmp_path / "sprung"))},
-    )
-    assert 400 <= answer.status_code < 500, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert stocked.get("/heads").json() == {"heads": []}
-    assert {path for path in services.blobs.root.rglob("*") if path.is_file()} == before
+def test_a_pickle_is_never_opened(make, refused, tmp_path):
+    pickled = text(pickle.dumps(Trap(str(tmp_path / "sprung"))))
+    refused(make(**CLASSES, safetensors=pickled), 422, "invalid-head", "safetensors")
     assert not (tmp_path / "sprung").exists()
-    assert (
-        stocked.post(
-            "/heads", json={"name": "h", "encoder": "second", **CLASSES, **layers(network())}
-        ).status_code
-        == 201
-    )
 
 
 def test_a_file_above_the_limit_is_too_large_whatever_the_body_may_be(serve, complaint):
@@ -223,24 +227,36 @@ def test_a_file_above_the_limit_is_too_large_whatever_the_body_may_be(serve, com
     large = text(b"\0" * (MAX_HEAD_BYTES + 1))
     body = {"name": "h", "encoder": "second", **CLASSES, "safetensors": large}
     assert complaint(client.post("/heads", json=body)) == (413, "head-too-large")
-    assert client.get("/heads").json() == {"heads": []}
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["../../etc/passwd", "linked"],
+    ("change", "status", "code", "field"),
+    [
+        ({"head": "nothing"}, 404, "head-not-found", "head"),
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder"),
+        ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
+        ({"anchor_set": ...}, 422, "missing-field", "anchor_set"),
+        ({"vectors": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs"),
+        ({"method": "irp", "options": {"omega": 41}}, 422, "invalid-option", "options.omega"),
+        (
+            {"encoder": "second", "vectors": [[1.0] * DIM], "method": "irp"},
+            422,
+            "invalid-head",
+            "method",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
 )
-@pytest.mark.parametrize("kind", ["sentence-transformers", "timm"])
-def test_a_models_name_leads_nowhere_but_into_the_operators_folder(serve, tmp_path, kind, model):
-    folder = tmp_path / "models"
-    folder.mkdir()
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "config.json").write_text('{"secret": "xyzzy"}')
-    (folder / "linked").symlink_to(tmp_path / "secret")
-    client = serve(models_dir=folder)
-    answer = client.post("/encoders", json={"name": "x", "kind": kind, "model": model})
-    assert (answer.status_code, answer.json()["field"]) == (422, "model"), answer.text
-    assert answer.json()["code"] in ("invalid-request", "encoder-unavailable")
-    assert "xyzzy" not in answer.text
-    assert str(tmp_path) not in answer.text
-    assert client.get("/encoders").json() == {"encoders": []}
+def test_wrong_requests(make, ask, refused, change, status, code, field):
+    make(**LINEAR)
+    refused(ask("first", **change), status, code, field)
+
+
+def test_a_relative_head_takes_no_method_and_no_other_set(make, ask, stocked, embeddings, refused):
+    make(encoder=..., anchor_set="items", **{**LINEAR, "weight": np.ones((3, 40)).tolist()})
+    refused(ask("first", method="irp"), 422, "invalid-head", "method")
+    refused(ask("first", options={"ridge": 1}), 422, "invalid-head", "method")
+    refused(ask("first", index=100), 422, "invalid-head", "index")
+    other = {"name": "other", "embeddings": {"first": embeddings["first"].tolist()}}
+    stocked.post("/anchor-sets", json=other)
+    refused(ask("first", anchor_set="other"), 422, "invalid-head", "anchor_set", detail="'items'")

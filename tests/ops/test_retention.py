@@ -14,6 +14,7 @@ from app.db import tables
 from app.db.cache import Cache
 from app.errors import TranslatorNotFound
 from app.ops import retention
+from app.translate import estimate
 from app.translate import fit as translators
 from app.types import JobState
 from tests.helpers import CONTEXT, ON_EACH_DATABASE
@@ -154,9 +155,9 @@ def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_sam
     services = unused_for(keeping(stocked_services, translators_days=7), 9)
     retention.delete_old(services)
     with pytest.raises(TranslatorNotFound):
-        translators.find_with_report(services, PROJECT, content)
+        estimate.find_with_report(services, PROJECT, content)
     assert fitted(services) == content
-    assert translators.find_with_report(services, PROJECT, content).report is not None
+    assert estimate.find_with_report(services, PROJECT, content).report is not None
 
 
 @pytest.mark.parametrize("use", ["fitted", "asked about"])
@@ -166,7 +167,7 @@ def test_a_translator_in_use_is_kept(stocked_services, use):
     if use == "fitted":
         fitted(services)
     else:
-        translators.find_with_report(services, PROJECT, content)
+        estimate.find_with_report(services, PROJECT, content)
     retention.delete_old(services)
     assert rows(services) == 1
 

@@ -11,13 +11,14 @@ import torch
 from sqlalchemy import text
 
 from app.anchors import service as anchor_sets
-from app.db import resources, tables
+from app.db import tables
 from app.db.cache import Cache
 from app.encoders import service as encoders
 from app.errors import (
     BlobMissing,
 )
 from app.request_context import RequestContext
+from app.translate import estimate, queries
 from app.translate import fit as translators
 from app.translate import service as apply
 from tests.helpers import CONTEXT, PROJECT, another_process, some
@@ -59,7 +60,7 @@ def test_projects_do_not_see_each_other(stocked_services):
         lambda: encoders.delete_encoder(stocked_services, RequestContext("q"), "a"),
         lambda: anchor_sets.delete_anchor_set(stocked_services, RequestContext("q"), "s"),
         lambda: translators.find_pair(stocked_services, "q", request()),
-        lambda: translators.find_with_report(
+        lambda: estimate.find_with_report(
             stocked_services,
             "q",
             translators.fit(stocked_services, CONTEXT, *_pair(stocked_services), request()).id,
@@ -77,7 +78,7 @@ def test_two_processes_that_first_fit_one_translator_at_once_both_answer(
     source, target = _pair(services)
     content = translators.fit(services, CONTEXT, source, target, request()).id
     with services.db.transaction() as session:
-        resources.translator(session, PROJECT, content)
+        queries.find(session, PROJECT, content)
         session.query(tables.TranslatorRow).delete()
     cold = replace(services, cache=Cache(0))
     with ThreadPoolExecutor(1) as pool:

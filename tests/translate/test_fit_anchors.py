@@ -11,8 +11,8 @@ from app.anchors import report as anchor_reports
 from app.anchors import samples
 from app.anchors import service as anchor_sets
 from app.db import tables
+from app.translate import estimate, fit_anchors
 from app.translate import fit as translators
-from app.translate import fit_anchors
 from app.translate import service as apply
 from app.translate.warnings import warnings_about_pair
 from tests.helpers import CONTEXT, PROJECT, again, create_encoder, some
@@ -58,7 +58,7 @@ def translate(services, request=REQUEST):
 
 
 def row_of(services, answer) -> tables.TranslatorRow:
-    return translators.find_with_report(services, PROJECT, answer.served.id)
+    return estimate.find_with_report(services, PROJECT, answer.served.id)
 
 
 def test_with_a_sample_foreign_anchors_change_a_translation_little(mixed):
@@ -84,7 +84,7 @@ def test_a_deleted_sample_gives_the_first_translator_again(mixed):
     samples.delete_sample(mixed, CONTEXT, anchor_set="mixed", encoder="x")
     assert translate(mixed).served.id == first != second
     # The report of the second translator still measures with its own anchors.
-    row = translators.find_with_report(mixed, PROJECT, second)
+    row = estimate.find_with_report(mixed, PROJECT, second)
     assert row.report["weights"] is None
     assert row.report["estimate"]["anchors"] > 0
 

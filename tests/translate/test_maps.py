@@ -1,4 +1,4 @@
-"""Maps and their products, here and in lanes, and names that stand for what they stand for now."""
+"""Maps and their products, here and in lanes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from app.maths.geometry.space import fit_space
 from app.maths.translators import translator as maths
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import ROWS_PER_STEP
-from app.translate import service as apply
-from app.translate.fit import FittedTranslator
-from app.translate.service import ServedMap, serve_translator
-
-# --- products -------------------------------------------------------------------------------------
+from app.translate import maps
+from app.translate.maps import ServedMap
 
 
 def normal(seed, *shape):
@@ -31,14 +28,14 @@ def translator(dx=8, dy=6, name="ridge", **options):
 
 
 def serve(translator) -> ServedMap:
-    return serve_translator(FittedTranslator("t", translator, "ridge", {}, ()), (None, None), None)
+    return ServedMap(translator.dims, translator)
 
 
 @pytest.fixture(params=["here", "in lanes"])
 def lanes(request, on_sqlite, monkeypatch):
     """The services, which compute small products in one of the two places."""
     if request.param == "in lanes":
-        monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 0)
+        monkeypatch.setattr(maps, "INLINE_MULTIPLICATIONS", 0)
     yield on_sqlite
     on_sqlite.lanes.close()
 
@@ -72,7 +69,7 @@ def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
 def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     on_sqlite, monkeypatch
 ):
-    monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(maps, "INLINE_MULTIPLICATIONS", 0)
     held, begun = threading.Event(), threading.Semaphore(0)
     count = on_sqlite.lanes.count
     lanes = [
@@ -81,10 +78,11 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     ]
     for _ in lanes:
         assert begun.acquire(timeout=20)
-    out = torch.zeros(3 * ROWS_PER_STEP, 6)
+    steps = []
+    monkeypatch.setattr(ServedMap, "_map_rows", lambda *arguments: steps.append(arguments))
 
     async def ask():
-        running = serve(translator()).start(on_sqlite, normal(2, 3 * ROWS_PER_STEP, 8).float(), out)
+        running = serve(translator()).start(on_sqlite, normal(2, 3 * ROWS_PER_STEP, 8).float())
         waiting = asyncio.ensure_future(running.wait())
         await asyncio.sleep(0.01)
         waiting.cancel()
@@ -94,4 +92,4 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     asyncio.run(ask())
     held.set()
     on_sqlite.lanes.close()
-    assert not bool(out.any())
+    assert steps == []
