@@ -1,6 +1,7 @@
 """Write the generated parts of the pages: `python scripts/pages.py`, or `make pages`.
 
 A part stands between "<!-- settings -->" and "<!-- /settings -->".
+"<!-- native/gap only n: 0; 50 without worst pair -->" takes some rows and columns of a table.
 Tests compare the pages with what this module writes.
 """
 
@@ -15,7 +16,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 #: "<!-- settings -->", or a table of results: "<!-- relevance/cranfield -->"
-BLOCK = re.compile(r"<!-- (?P<name>[a-z_]+[\w/-]*) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
+BLOCK = re.compile(
+    r"<!-- (?P<name>[a-z_]+[\w/-]*)(?: only (?P<column>[^:\n]+): (?P<values>[^\n]+?))?"
+    r"(?: without (?P<without>[^\n]+))? -->\n.*?<!-- /(?P=name) -->",
+    re.DOTALL,
+)
 RESULTS = (ROOT / "benchmarks" / "results", ROOT / "research" / "results")
 
 
@@ -37,20 +42,26 @@ def filled(text: str) -> str:
         if name in BLOCKS:
             content = BLOCKS[name]()
         elif "/" in name:
-            content = results(*name.split("/"))
+            rows = results(*name.split("/"))
+            if match["column"]:
+                place = rows[0].index(match["column"])
+                rows = rows[:1] + [row for row in rows if row[place] in match["values"].split("; ")]
+            dropped = match["without"].split("; ") if match["without"] else []
+            kept = [place for place, column in enumerate(rows[0]) if column not in dropped]
+            content = table([[row[place] for place in kept] for row in rows])
         else:
             return match[0]
-        return f"<!-- {name} -->\n{content.strip()}\n<!-- /{name} -->"
+        return f"{match[0].splitlines()[0]}\n{content.strip()}\n<!-- /{name} -->"
 
     return BLOCK.sub(block, text)
 
 
-def results(file: str, name: str) -> str:
+def results(file: str, name: str) -> list[list[str]]:
     """A table that a benchmark or a reproduction wrote. Raises KeyError without it."""
     for folder in RESULTS:
         path = folder / f"{file}.json"
         if path.exists():
-            return table(json.loads(path.read_text(encoding="utf-8"))["tables"][name])
+            return list(json.loads(path.read_text(encoding="utf-8"))["tables"][name])
     raise KeyError(f"no results of {file}")
 
 
