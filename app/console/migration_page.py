@@ -17,7 +17,7 @@ from app.http.admission import CONSOLE
 from app.http.deps import PathName, Reads, Svc, WriteContext
 from app.moves import plan, records, steps
 from app.moves.plan_contents import MigrationTask
-from app.moves.schemas import NextCall
+from app.moves.records import NextCall
 from app.stores import service as stores
 from app.stores.registry import has_cutover
 from app.types import Scope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
@@ -19,6 +19,8 @@ from app.moves import queries as queries
 from app.request_context import RequestContext
 from app.stores.registry import EMBEDDED, has_cutover
 from app.types import JobKind, JobState, MigrationState
+
+NextCall = Literal["run", "pause", "verify", "sync", "cutover", "rollback", "finish", "abandon"]
 
 #: the actions of jobs, and the states from which each begins
 ACTION_STATES: dict[str, tuple[MigrationState, ...]] = {

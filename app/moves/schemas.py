@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field
 
-from app.moves.records import MigrationStatus
+from app.moves.records import MigrationStatus, NextCall
 from app.types import JobState, MigrationState
-
-NextCall = Literal["run", "pause", "verify", "sync", "cutover", "rollback", "finish", "abandon"]
 
 
 class MigrationProgress(BaseModel, extra="allow"):

@@ -15,8 +15,7 @@ from app.http.problems import documented
 from app.maths.relevance.advice import FEWEST_QUERIES, AdvisedOption, Certainty
 from app.search import advice
 from app.search.advice import AdviceFacts
-from app.translate.fields import AnswerWarningOut, PairRequest
-from app.translate.schemas import EstimateOut
+from app.translate.fields import AnswerWarningOut, EstimateOut, PairRequest
 
 router = APIRouter(tags=["Decide"])
 

@@ -5,36 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from app.anchors.samples import StoreCoverageOut
-
-
-class IntervalEstimateOut(BaseModel):
-    """An estimate with its 95 % interval."""
-
-    value: float = Field(description="The estimate.")
-    low: float = Field(description="Lower end of the interval.")
-    high: float = Field(description="Upper end of the interval.")
-
-
-class EstimateOut(BaseModel):
-    """The quality to expect from a translator that is fitted to all anchors."""
-
-    anchors: int = Field(
-        description="Number of anchors that the translator is fitted to. If they have weights, "
-        "their sum, rounded."
-    )
-    index: int = Field(
-        description="Number of items in the index that is searched. All measures depend on it."
-    )
-    neighbours: int = Field(description="Number of neighbours for recall.")
-    measured: bool = Field(
-        description="Whether recall was measured in an index of that size, of held-out anchors and "
-        "the store's sample. If not, it is extrapolated."
-    )
-    measures: dict[str, IntervalEstimateOut] = Field(
-        description="Expected quality, by measure. `mrr` is for an index without the anchors, "
-        "`mrr_with_anchors` for one that contains them, as a store does that they were taken from: "
-        "a translation is nearest to the anchors it was fitted to."
-    )
+from app.translate.fields import EstimateOut
 
 
 class TranslatorSpaceOut(BaseModel):

@@ -26,8 +26,8 @@ from app.http.problems import documented
 from app.jobs.schemas import Job
 from app.translate import estimate, queries, thresholds
 from app.translate import fit as translators
-from app.translate.fields import INDEX_DESCRIPTION, IndexSize, PairRequest
-from app.translate.schemas import EstimateOut, TranslatorReportOut
+from app.translate.fields import INDEX_DESCRIPTION, EstimateOut, IndexSize, PairRequest
+from app.translate.schemas import TranslatorReportOut
 from app.types import Scores
 
 router = APIRouter(prefix="/translators", tags=["Translate"])
