@@ -282,8 +282,8 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None
     with sqlite3.connect(tmp_path / "anchorage.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    assert "another version" in refusal(tmp_path, "db", "upgrade")
-    assert "another version" in refusal(tmp_path, "serve")
+    assert "Another version" in refusal(tmp_path, "db", "upgrade")
+    assert "Another version" in refusal(tmp_path, "serve")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems lack TCP_USER_TIMEOUT")
