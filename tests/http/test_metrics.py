@@ -76,9 +76,9 @@ def test_what_the_service_depends_on_and_its_disk_are_shown(serve, redis_url, re
         }
 
     metrics.DEPENDENCY_UP.clear()  # what other services of this process have set
-    assert up(serve()) == {"database": 1, "models": 1}
+    assert up(serve()) == {"database": 1, "disk": 1, "models": 1}
     alone = serve(redis_url=redis_url, redis_prefix=redis_prefix)
-    assert up(alone) == {"database": 1, "models": 1, "redis": 1}
+    assert up(alone) == {"database": 1, "disk": 1, "models": 1, "redis": 1}
     degraded = serve(redis_url=f"redis://127.0.0.1:{free_port()}/0")
-    assert up(degraded) == {"database": 1, "models": 1, "redis": 0}
+    assert up(degraded) == {"database": 1, "disk": 1, "models": 1, "redis": 0}
     assert value(degraded, "anchorage_data_bytes", state="free") > 0
