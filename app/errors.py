@@ -498,12 +498,7 @@ class InvalidSeeds(Invalid):
 class QualityBelowMinimum(Invalid):
     """The translator estimates less than the request asks for.
 
-    found  what it estimates; None: there are too few anchors to estimate anything
+    more  `found`: what it estimates; None: there are too few anchors to estimate anything
     """
 
     code = "quality-below-minimum"
-
-    def __init__(
-        self, detail: str, *, field: str | None = None, found: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(detail, field=field, more={"found": found})

@@ -217,6 +217,7 @@ def _refuse_useless(request: FitRequest, task: MigrationTask, built: BuiltMaps) 
         f"in the same order: GET /anchor-sets/{request.anchor_set}/report says more. Send "
         "`force_space: true` to plan all the same.",
         field="anchor_set",
+        more={"found": None},
     )
 
 

@@ -107,7 +107,7 @@ def require_estimate(
                 f"{pair} at {row.source.anchor_set.name}: {measure} must be at least "
                 f"{least}, and {reason}",
                 field="min_quality",
-                found=estimated,
+                more={"found": estimated},
             )
 
 

@@ -46,7 +46,7 @@ def test_a_job_that_ends_well_keeps_its_result_and_what_it_made(services, job):
             {"field": "seeds", "rows": [3, 5], "row_count": 2},
         ),
         (
-            QualityBelowMinimum("low", found={"mrr": 0.5, "recall": math.nan}),
+            QualityBelowMinimum("low", more={"found": {"mrr": 0.5, "recall": math.nan}}),
             {"field": None, "found": {"mrr": 0.5, "recall": None}},
         ),
     ],
