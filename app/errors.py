@@ -496,9 +496,6 @@ class InvalidSeeds(Invalid):
 
 
 class QualityBelowMinimum(Invalid):
-    """The translator estimates less than the request asks for.
-
-    more  `found`: what it estimates; None: there are too few anchors to estimate anything
-    """
+    """The translator estimates less than the request asks for; `more` says what, as `found`."""
 
     code = "quality-below-minimum"
