@@ -29,14 +29,13 @@ AnchorageError
 │  └─ BadNpy
 └─ Invalid                   a value is wrong: the error names its field, and the rows if it can
    └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite,
-      OutOfRange, BadShape, BadDtype, BadBase64, EmptyVectors, DegenerateAnchors,
-      InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent, EncoderNeedsVectors,
-      EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, InvalidSeeds,
-      SeedsInsufficient, SpacesNotAligned, QualityBelowMinimum,
-      AddressNotListed, ConnectorMissing, StoreUnsupported, InvalidFilter, WrongSpace
+      OutOfRange, BadShape, BadDtype, BadBase64, EmptyVectors, DegenerateAnchors, InvalidOption,
+      UnknownOption, NotExactlyOne, MethodNotIndependent, EncoderNeedsVectors, EncoderUnavailable,
+      InvalidInput, TokensNotRead, InvalidImage, InvalidHead, InvalidSeeds, SeedsInsufficient,
+      SpacesNotAligned, QualityBelowMinimum, AddressNotListed, ConnectorMissing, StoreUnsupported,
+      InvalidFilter, WrongSpace
 
-No class depends on HTTP: `app.http.problems` maps classes to statuses. A failed job stores
-the same code. docs/reference/errors.md explains each code.
+`app.http.problems` maps classes to statuses, and docs/reference/errors.md explains each code.
 """
 
 from __future__ import annotations
