@@ -70,6 +70,7 @@ OWN_SITE = frozenset({"same-origin", "none"})
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 #: event streams have another limit, because they last, and query the database twice a second
+EVENT_STREAMS = 100
 EVENTS_PATH = re.compile(r"/jobs/[^/]+/events")
 
 #: threads that look up keys that worked in this process before, and all other keys: a flood of
@@ -104,7 +105,7 @@ class Admission:
     requests: Turns
     #: bytes of the bodies and answers of these requests
     bytes: Turns
-    event_streams: Turns = field(default_factory=lambda: Turns("event streams", 100))
+    event_streams: Turns = field(default_factory=lambda: Turns("event streams", EVENT_STREAMS))
     stopping: bool = False
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(KEY_THREADS))
     unknown_threads: CapacityLimiter = field(
