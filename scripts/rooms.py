@@ -26,7 +26,7 @@ FLOORS: list[tuple[str, dict[str, tuple[int, str]]]] = [
         "nouns",
         {
             "app/encoders": (2_600, "models that make vectors"),
-            "app/anchors": (2_200, "items that both models embed"),
+            "app/anchors": (2_200, "items by several models"),
             "app/bootstrap": (900, "anchors from few pairs"),
             "app/translate": (3_700, "vectors of another model"),
             "app/heads": (950, "classifiers on vectors"),
