@@ -10,7 +10,7 @@ from app.console import wording
 from app.console.formats import decimals, signed, whole
 from app.context import Services
 from app.db import tables
-from app.moves.records import list_migrations
+from app.moves.service import list_migrations
 from app.types import JobKind, JobState
 
 #: migrations whose stores name their jobs: the newest of a project

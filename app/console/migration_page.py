@@ -15,9 +15,10 @@ from app.db.tables import StoreRow
 from app.errors import Conflict, MigrationNotFound
 from app.http.admission import CONSOLE
 from app.http.deps import PathName, Reads, Svc, WriteContext
-from app.moves import plan, records, steps
-from app.moves.plan_contents import MigrationTask
-from app.moves.records import NextCall
+from app.moves import plan, steps
+from app.moves import service as migrations
+from app.moves.schemas import NewMigration
+from app.moves.service import NextCall
 from app.stores import service as stores
 from app.stores.registry import has_cutover
 from app.types import Scope
@@ -28,7 +29,7 @@ STORE_PAGE = f"{CONSOLE}/stores/{{name}}"
 
 #: the calls that a request waits for
 STEPS = {
-    "pause": records.pause,
+    "pause": migrations.pause,
     "cutover": steps.cutover,
     "rollback": steps.rollback,
     "finish": steps.finish,
@@ -59,12 +60,9 @@ def plan_migration(
 ) -> Response:
     """Plans a migration, and shows it on the store's page. Raises as `plan.plan_migration`."""
     target, _, anchor_set = text_of(form, "pair").partition("@")
-    task = MigrationTask(
-        store=name,
-        target=target,
-        anchor_set=anchor_set,
-    )
-    plan.plan_migration(services, context, task)
+    # Not validated, so that a pair of unknown names is answered as one that is not found.
+    wanted = NewMigration.model_construct(store=name, target=target, anchor_set=anchor_set)
+    plan.plan_migration(services, context, wanted)
     return redirect(request, f"{CONSOLE}/stores/{name}")
 
 
@@ -75,7 +73,7 @@ def confirm_step(
     """Says what a call does to the rows, and asks for it. Raises as the call, before it begins."""
     move = _active(services, project, name)
     if call not in move.next:
-        records.refuse_unless_possible(move.row, call, busy=move.is_busy)
+        migrations.refuse_unless_possible(move.row, call, busy=move.is_busy)
         steps.refuse_below_estimate(move.row)
     words = _calls(move.row.store)[call]
     return render(request, "store_step.html", move=move, call=call, words=words, store=name)
@@ -94,8 +92,8 @@ def take_step(
     id_ = _active(services, context.project, name).row.id
     if text_of(form, "migration") != id_:
         raise Conflict("The store has another migration now. Open the store's page again.")
-    if call in records.ACTION_STATES:
-        records.queue_action(services, context, id_, call)
+    if call in migrations.ACTION_STATES:
+        migrations.queue_action(services, context, id_, call)
     else:
         STEPS[call](services, context, id_)
     return redirect(request, f"{CONSOLE}/stores/{name}")
@@ -103,7 +101,7 @@ def take_step(
 
 def migration_values(request: Request, services: Services, row: StoreRow) -> dict[str, Any]:
     """Returns what the template `store_migration.html` shows: the last migration of a store."""
-    moves = records.list_migrations(services, row.project, store=row.name, limit=1)
+    moves = migrations.list_migrations(services, row.project, store=row.name, limit=1)
     move = moves[0] if moves else None
     return {
         "move": move,
@@ -119,15 +117,15 @@ def _calls(store: StoreRow) -> dict[str, wording.CallWords]:
     if has_cutover(store.kind):
         return wording.CALLS
     calls = {
-        call: words for call, words in wording.CALLS.items() if call not in records.CUTOVER_CALLS
+        call: words for call, words in wording.CALLS.items() if call not in migrations.CUTOVER_CALLS
     }
     return {**calls, "finish": wording.FINISH_EMBEDDED}
 
 
-def _active(services: Services, project: str, name: str) -> records.MigrationStatus:
+def _active(services: Services, project: str, name: str) -> migrations.MigrationStatus:
     """Returns the store's migration. Raises StoreNotFound and MigrationNotFound."""
     stores.find_store(services, project, name)
-    for move in records.list_migrations(services, project, store=name, limit=1):
+    for move in migrations.list_migrations(services, project, store=name, limit=1):
         if move.row.ended_at is None:
             return move
     raise MigrationNotFound(f"No migration of the store {name!r} is under way. Plan one.")

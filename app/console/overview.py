@@ -14,7 +14,7 @@ from app.db import resources
 from app.db.tables import StoreRow
 from app.http.admission import CONSOLE
 from app.http.deps import Reads, Svc
-from app.moves.records import MigrationStatus, list_migrations
+from app.moves.service import MigrationStatus, list_migrations
 from app.types import EncoderKind, MigrationState
 
 router = APIRouter()

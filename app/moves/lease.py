@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from app.context import Services
 from app.db import leases, tables
 from app.errors import DatabaseUnavailable, MigrationActive
-from app.moves import queries as queries
+from app.moves import queries
 
 log = logging.getLogger("anchorage.migration")
 

@@ -159,12 +159,14 @@ class MigrationMaps:
 
 @dataclass(frozen=True, eq=False)
 class BuiltMaps:
-    """New maps: their blob, how the forward map was made, and warnings about both spaces."""
+    """New maps: their blob, the spaces they join, and how the forward map was made."""
 
     digest: str
     maps: MigrationMaps
+    source: tables.SpaceRow
+    target: tables.SpaceRow
     served: ServedMap
-    warnings: Sequence[AnswerWarning] = ()
+    warnings: Sequence[AnswerWarning]
 
 
 def build_maps(
@@ -188,6 +190,8 @@ def build_maps(
     return BuiltMaps(
         services.blobs.put(_dump(maps)),
         maps,
+        source,
+        target,
         served,
         warnings.warnings_about_pair(services, source, target),
     )

@@ -5,6 +5,7 @@ Nothing is written to the store. The plan is a row, which `run` obeys.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,21 +24,23 @@ from app.errors import (
     blaming,
 )
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
-from app.moves import plan_contents
+from app.moves import costs
 from app.moves.maps import BuiltMaps, build_maps
-from app.moves.plan_contents import (
-    MigrationTask,
-    PlanInputs,
+from app.moves.reading import (
     StoreReading,
     check_reading,
     read_store,
     refuse_lengths,
     require_migratable,
 )
-from app.moves.records import possible_calls
+from app.moves.schemas import NewMigration
+from app.moves.service import possible_calls
 from app.request_context import RequestContext
+from app.search import advice
+from app.search.advice import AdviceFacts
 from app.stores import queries as store_queries
 from app.stores import service as stores
+from app.stores.registry import has_cutover
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
 from app.translate.fit import FitRequest
@@ -48,7 +51,7 @@ READING_S = 120.0
 
 
 def plan_migration(
-    services: Services, context: RequestContext, task: MigrationTask
+    services: Services, context: RequestContext, wanted: NewMigration
 ) -> tables.MigrationRow:
     """Plan a migration, and return its row in the state `planned`.
 
@@ -59,25 +62,31 @@ def plan_migration(
     # A repetition would sample the store again, and so need another fit.
     services = replace(services, request_fit_s=None)
     with blaming("store", always=True):
-        store, active = _find_store(services, context, task.store)
+        store, active = _find_store(services, context, wanted.store)
     if active is not None:
         raise _active_error(store, active)
     _refuse_shared(services, store)
-    request = _request(task, store)
+    request = _request(wanted, store)
     source, target = translators.find_pair(services, context.project, request)
     translators.check_options(request, anchors=source.anchor_set.size)
     text_field = store.options.get("text_field")
-    check_re_embedding(task.re_embed, text_field, target.encoder)
-    reading = _read(services, store, task.batch, text_field)
+    if wanted.re_embed:
+        require_texts(text_field, target.encoder)
+    reading = _read(services, store, wanted.batch, text_field)
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
     require_migratable(reading.facts)
-    found_space = _check_space(services, task, store, target.encoder.name, reading)
+    space = _check_space(services, store, target.encoder.name, reading, force=wanted.force_space)
     built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
-    refuse_lengths(reading, _keeps_norms(built))
-    _refuse_useless(request, task, built)
+    refuse_lengths(reading, (built.served.options or {}).get("keep_norms") is True)
+    if not wanted.force_space:
+        _refuse_useless(wanted.anchor_set, built)
     estimate = _estimate(services, built, request, reading.facts.rows)
-    inputs = PlanInputs(task, store, request, reading, found_space, built, estimate)
-    return _add_row(services, context, inputs, plan_contents.make_plan(services, context, inputs))
+    plan = {
+        **_document(services, context, wanted, request, reading, built, estimate),
+        "space": space,
+        "notes": _notes(store, reading, space, built, estimate),
+    }
+    return _add_row(services, context, store, built, plan)
 
 
 def _find_store(
@@ -123,31 +132,29 @@ def _read(
     )
 
 
-def _request(task: MigrationTask, store: tables.StoreRow) -> FitRequest:
+def _request(wanted: NewMigration, store: tables.StoreRow) -> FitRequest:
     """Return the fit from the store's encoder to the target.
 
     Raises InvalidRequest where they are the same.
     """
-    if task.target == store.encoder.name:
+    if wanted.target == store.encoder.name:
         raise InvalidRequest(
-            f"The store {store.name!r} already has vectors of {task.target!r}. Name another "
+            f"The store {store.name!r} already has vectors of {wanted.target!r}. Name another "
             "`target`.",
             field="target",
         )
     return FitRequest(
         store.encoder.name,
-        task.target,
-        task.anchor_set,
-        task.method,
-        dict(task.options),
-        dict(task.min_quality),
+        wanted.target,
+        wanted.anchor_set,
+        wanted.method,
+        wanted.options.as_dict(),
+        wanted.min_quality.as_dict(),
     )
 
 
-def check_re_embedding(share: float, text_field: str | None, target: tables.EncoderRow) -> None:
+def require_texts(text_field: str | None, target: tables.EncoderRow) -> None:
     """Raises InvalidRequest without texts, and EncoderNeedsVectors for an external target."""
-    if not share:
-        return
     if text_field is None:
         raise InvalidRequest(
             "`re_embed` needs the texts of the rows, and the store has no `text_field`. Register "
@@ -163,11 +170,7 @@ def check_re_embedding(share: float, text_field: str | None, target: tables.Enco
 
 
 def _check_space(
-    services: Services,
-    task: MigrationTask,
-    store: tables.StoreRow,
-    target: str,
-    reading: StoreReading,
+    services: Services, store: tables.StoreRow, target: str, reading: StoreReading, *, force: bool
 ) -> dict[str, Any]:
     """Return what the check found. Raises WrongSpace for another encoder's vectors."""
     match = stores.check_space(services, store.encoder, reading.sample)
@@ -176,9 +179,9 @@ def _check_space(
         **asdict(match),
         "foreign": foreign,
         "mixture": stores.describe_mixture(match, foreign, store.encoder.name),
-        "forced": task.force_space,
+        "forced": force,
     }
-    if match.verdict not in ("another", "mixed") or task.force_space:
+    if match.verdict not in ("another", "mixed") or force:
         return found
     if match.verdict == "mixed":
         raise WrongSpace(
@@ -206,31 +209,26 @@ def _check_space(
     )
 
 
-def _refuse_useless(request: FitRequest, task: MigrationTask, built: BuiltMaps) -> None:
+def _refuse_useless(anchor_set: str, built: BuiltMaps) -> None:
     """Raises QualityBelowMinimum for anchors that are no more related than shuffled ones."""
     codes = {warning.code for warning in built.warnings}
-    if task.force_space or "useless-anchors" not in codes or "made-pairs" in codes:
+    if "useless-anchors" not in codes or "made-pairs" in codes:
         return
     raise QualityBelowMinimum(
-        f"The anchors of {request.anchor_set!r} are no more related than shuffled ones, so the "
+        f"The anchors of {anchor_set!r} are no more related than shuffled ones, so the "
         "translations would mean nothing. Check that the rows of both encoders are the same items "
-        f"in the same order: GET /anchor-sets/{request.anchor_set}/report says more. Send "
+        f"in the same order: GET /anchor-sets/{anchor_set}/report says more. Send "
         "`force_space: true` to plan all the same.",
         field="anchor_set",
         more={"found": None},
     )
 
 
-def _keeps_norms(built: BuiltMaps) -> bool:
-    return (built.served.options or {}).get("keep_norms") is True
-
-
 def _estimate(
     services: Services, built: BuiltMaps, request: FitRequest, rows: int
 ) -> dict[str, Any] | None:
     """Return the estimate in an index of the store's size; None with too few anchors."""
-    served = built.served
-    row = translator_reports.report_of(services, served)
+    row = translator_reports.report_of(services, built.served)
     index = min(max(rows, SMALLEST_INDEX), LARGEST_INDEX)
     translator_reports.require_estimate(row, request.min_quality, index)
     estimated = translator_reports.estimate_for(row.report or {}, index)
@@ -247,22 +245,133 @@ def _estimate(
     }
 
 
+def _document(
+    services: Services,
+    context: RequestContext,
+    wanted: NewMigration,
+    request: FitRequest,
+    reading: StoreReading,
+    built: BuiltMaps,
+    estimate: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Return what `run` obeys, and what the plan estimates, as JSON."""
+    target, rows = built.target.encoder, reading.facts.rows
+    encodes = costs.encode_speed(services, context, target, reading.texts)
+    cost = costs.estimate_cost(
+        reading,
+        target.dim,
+        translates=costs.translate_speed(built.maps, reading),
+        encodes=encodes,
+        re_embed=wanted.re_embed,
+        rows_per_second=wanted.rows_per_second,
+    )
+    known = AdviceFacts(
+        evaluation=wanted.evaluation,
+        corpus_size=rows,
+        old_encoder_runs=wanted.old_encoder_runs,
+        text_exists=bool(reading.texts) if wanted.text_exists is None else wanted.text_exists,
+    )
+    advised = advice.advise(services, context, request, known)
+    return {
+        "store": wanted.store,
+        "source": built.source.encoder.name,
+        "target": target.name,
+        "anchor_set": wanted.anchor_set,
+        "method": built.served.method,
+        "options": dict(built.served.options or {}),
+        "translator": built.served.id,
+        "rows": rows,
+        "dim": target.dim,
+        "estimate": estimate,
+        "min_recall": wanted.min_recall,
+        "re_embed": wanted.re_embed,
+        "rows_per_second": wanted.rows_per_second,
+        "batch": wanted.batch,
+        "advice": costs.advice_document(advised, estimate, cost, reading, encodes),
+        "cost": cost,
+    }
+
+
+def _notes(
+    store: tables.StoreRow,
+    reading: StoreReading,
+    space: Mapping[str, Any],
+    built: BuiltMaps,
+    estimate: Mapping[str, Any] | None,
+) -> list[dict[str, str]]:
+    """Return what a person must know before the migration, with codes."""
+    notes = [{"code": each.code, "detail": each.detail} for each in reading.facts.notes]
+    notes += [{"code": each.code, "detail": each.detail} for each in built.warnings]
+    notes.append(
+        {
+            "code": "search-works",
+            "detail": f"POST /stores/{store.name}/search answers queries of the new encoder "
+            "now, and writes nothing. A run is not needed for it.",
+        }
+    )
+    if estimate is None:
+        notes.append(
+            {
+                "code": "no-estimate",
+                "detail": "There are too few anchors to estimate a recall. Add anchors to the set.",
+            }
+        )
+    if space.get("verdict") == "unknown":
+        notes.append(
+            {
+                "code": "space-unknown",
+                "detail": "It is not known whether the store has the source's vectors: there are "
+                "too few rows or anchors, or the anchors are of another corpus.",
+            }
+        )
+    if space.get("mixture"):
+        notes.append({"code": "mixed-rows", "detail": f"{space['mixture']}."})
+    if reading.undirected:
+        share = len(reading.undirected) / (len(reading.undirected) + len(reading.sample))
+        notes.append(
+            {
+                "code": "rows-without-direction",
+                "detail": f"{share:.1%} of the sampled vectors are zero or not finite. A run skips "
+                "and counts such rows.",
+            }
+        )
+    if not has_cutover(store.kind):
+        notes.append(
+            {
+                "code": "stop-writes",
+                "detail": "The store does not report writes. Stop the writes of your application "
+                "from `run` until it opens the new vectors: this kind of store has no cutover.",
+            }
+        )
+    elif not reading.capabilities.captures_writes:
+        notes.append(
+            {
+                "code": "writes-not-captured",
+                "detail": "The store does not report writes of other clients. `sync`, `verify` and "
+                "`cutover` find them by comparing both sides. Stop writes during the cutover.",
+            }
+        )
+    return notes
+
+
 def _add_row(
-    services: Services, context: RequestContext, inputs: PlanInputs, plan: dict[str, Any]
+    services: Services,
+    context: RequestContext,
+    store: tables.StoreRow,
+    built: BuiltMaps,
+    plan: dict[str, Any],
 ) -> tables.MigrationRow:
     """Store the plan. Raises MigrationActive where another request was faster, and Conflict."""
-    assert inputs.built.served.pair is not None
-    source, target = inputs.built.served.pair
     row = tables.MigrationRow(
+        id=tables.new_id(),
         project=context.project,
-        store_id=inputs.store.id,
-        target_id=target.encoder_id,
-        anchor_set_id=source.anchor_set_id,
+        store_id=store.id,
+        target_id=built.target.encoder_id,
+        anchor_set_id=built.source.anchor_set_id,
         state=MigrationState.planned,
         plan=plan,
-        maps=inputs.built.digest,
+        maps=built.digest,
     )
-    row.id = tables.new_id()
     try:
         with services.db.transaction() as session:
             session.add(row)
@@ -270,9 +379,9 @@ def _add_row(
             record_audit(session, context, "create", "migration", row.id)
             session.refresh(row)
     except Conflict:
-        _, active = _find_store(services, context, inputs.store.name)
+        _, active = _find_store(services, context, store.name)
         if active is not None:
-            raise _active_error(inputs.store, active) from None
+            raise _active_error(store, active) from None
         raise
     return row
 

@@ -21,7 +21,7 @@ from app.jobs.worker import MAX_ATTEMPTS, JobResult, NoFurtherAttempt, problem_o
 from app.moves import sync, verify
 from app.moves.context import MigrationContext, open_migration, without_url
 from app.moves.lease import LEASE_S, Lease, take_lease
-from app.moves.records import wrong_state
+from app.moves.service import wrong_state
 from app.stores.port import Page
 from app.types import MigrationState
 

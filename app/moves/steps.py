@@ -22,7 +22,7 @@ from app.errors import AnchorageError, BelowEstimate, StoreUnavailable, Unavaila
 from app.moves.context import MigrationContext, open_migration, without_url
 from app.moves.lease import LEASE_S, Lease, take_lease
 from app.moves.queries import STEP
-from app.moves.records import (
+from app.moves.service import (
     MigrationStatus,
     find_migration,
     hand_over,

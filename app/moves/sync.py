@@ -18,7 +18,7 @@ from app.device_failures import is_device_failure
 from app.errors import AnchorageError, DatabaseUnavailable, MigrationActive, Unavailable
 from app.jobs.progress import Progress
 from app.jobs.worker import JobResult, problem_of
-from app.moves import queries as queries
+from app.moves import queries
 from app.moves.context import (
     MigrationContext,
     is_after_cutover,

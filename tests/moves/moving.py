@@ -19,7 +19,7 @@ from app.db import tables
 from app.errors import NotFound
 from app.jobs import worker as runner
 from app.jobs.leases import Leases
-from app.moves import records
+from app.moves import service as migrations
 from app.moves.maps import MigrationMaps, build_maps, load_maps
 from app.stores.handles import StoreAddress
 from app.translate.fit import FitRequest
@@ -54,8 +54,8 @@ class Moving:
         return self.row.id
 
     @property
-    def now(self) -> records.MigrationStatus:
-        return records.find_migration(self.services, PROJECT, self.row.id)
+    def now(self) -> migrations.MigrationStatus:
+        return migrations.find_migration(self.services, PROJECT, self.row.id)
 
     @property
     def state(self) -> str:
@@ -113,7 +113,7 @@ class Moving:
         alter(self.services, store, options={**store.options, "options": {"probes": 5}})
 
     def queue(self, action: str) -> tables.JobRow:
-        return records.queue_action(self.services, CONTEXT, self.id, action)
+        return migrations.queue_action(self.services, CONTEXT, self.id, action)
 
     def work(self, **more: Any) -> bool:
         """A worker's turn with the job that is due."""

@@ -14,7 +14,7 @@ from app.anchors import service as anchor_sets
 from app.context import Services
 from app.db import tables
 from app.moves.plan import plan_migration
-from app.moves.plan_contents import MigrationTask
+from app.moves.schemas import NewMigration
 from app.stores.handles import StoreAddress
 from app.stores.service import StoreDefinition, create_store
 from tests.helpers import CONTEXT, PROJECT, create_encoder, some
@@ -56,7 +56,7 @@ class Planning:
     table: str
 
     def plan(self, **changes: Any) -> tables.MigrationRow:
-        task = MigrationTask(**{"store": "rows", "target": "new", "anchor_set": "pairs", **changes})
+        task = NewMigration(**{"store": "rows", "target": "new", "anchor_set": "pairs", **changes})
         return plan_migration(self.services, CONTEXT, task)
 
     def execute(self, statement: str) -> None:

@@ -15,7 +15,8 @@ from app.db import tables
 from app.errors import MigrationActive, WrongState
 from app.jobs import progress as job_progress
 from app.jobs import submission
-from app.moves import records, steps
+from app.moves import service as migrations
+from app.moves import steps
 from app.types import JobKind, JobState
 from tests.helpers import CONTEXT, again, alter
 from tests.moves.moving import (
@@ -129,7 +130,7 @@ def test_a_paused_run_continues_where_it_stopped(begin: Callable[..., Moving]) -
     worker.start()
     until(lambda: moving.now.row.position.get("rows", 0) >= 200)
     assert moving.now.next == ["pause"]
-    records.pause(moving.services, CONTEXT, moving.id)
+    migrations.pause(moving.services, CONTEXT, moving.id)
     worker.join(60)
     assert again(moving.services, job).state == JobState.cancelled
     assert moving.state == "paused"
@@ -148,12 +149,12 @@ def test_a_run_that_the_queue_cancelled_between_two_attempts_is_paused(moving: M
     job = moving.queue("run")
     begun = {"state": JobState.running, "attempts": 1, "lease": "lost"}
     alter(moving.services, job, **begun, lease_until=tables.now() + timedelta(minutes=1))
-    assert records.pause(moving.services, CONTEXT, moving.id).row.state == "running"
+    assert migrations.pause(moving.services, CONTEXT, moving.id).row.state == "running"
     alter(moving.services, job, state=JobState.queued, lease=None, due_at=job.created_at)
     moving.work()
     assert again(moving.services, job).state == JobState.cancelled
     assert (moving.state, moving.now.next) == ("paused", ["run", "abandon"])
-    listed = records.list_migrations(moving.services, CONTEXT.project)
+    listed = migrations.list_migrations(moving.services, CONTEXT.project)
     assert [each.row.state for each in listed] == ["paused"]
     moving.do("run")
     assert moving.state == "filled"
@@ -161,10 +162,10 @@ def test_a_run_that_the_queue_cancelled_between_two_attempts_is_paused(moving: M
 
 def test_a_run_that_waits_is_paused_at_once(moving: Moving) -> None:
     job = moving.queue("run")
-    assert records.pause(moving.services, CONTEXT, moving.id).row.state == "paused"
+    assert migrations.pause(moving.services, CONTEXT, moving.id).row.state == "paused"
     assert again(moving.services, job).state == JobState.cancelled
     assert not moving.work()
-    assert records.pause(moving.services, CONTEXT, moving.id).row.state == "paused"
+    assert migrations.pause(moving.services, CONTEXT, moving.id).row.state == "paused"
 
 
 def test_a_second_job_is_refused_while_one_is_unfinished(moving: Moving) -> None:
@@ -198,7 +199,7 @@ def test_an_action_from_another_state_names_the_calls_that_are_possible(moving: 
     with pytest.raises(WrongState, match=r"is planned, so `verify` is not possible. Call `run`"):
         moving.queue("verify")
     with pytest.raises(WrongState, match="planned"):
-        records.pause(moving.services, CONTEXT, moving.id)
+        migrations.pause(moving.services, CONTEXT, moving.id)
 
 
 def test_a_run_keeps_to_its_rows_a_second(begin: Callable[..., Moving]) -> None:

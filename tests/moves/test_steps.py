@@ -25,7 +25,8 @@ from app.errors import (
     StoreUnsupported,
     WrongState,
 )
-from app.moves import records, steps
+from app.moves import service as migrations
+from app.moves import steps
 from app.moves.lease import take_lease
 from app.request_context import RequestContext
 from tests.helpers import CONTEXT, again, alter
@@ -43,7 +44,7 @@ from tests.waiting import slack, until
 STEPS = WorkTurns().steps.at_once // 2
 
 
-def take(moving: Moving, step: str) -> records.MigrationStatus:
+def take(moving: Moving, step: str) -> migrations.MigrationStatus:
     return getattr(steps, step)(moving.services, CONTEXT, moving.id)  # type: ignore[no-any-return]
 
 

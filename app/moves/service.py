@@ -15,7 +15,7 @@ from app.db import tables
 from app.errors import MigrationActive, WrongState
 from app.jobs import queries as job_queries
 from app.jobs.submission import submit_job
-from app.moves import queries as queries
+from app.moves import queries
 from app.request_context import RequestContext
 from app.stores.registry import EMBEDDED, has_cutover
 from app.types import JobKind, JobState, MigrationState
