@@ -32,9 +32,9 @@ from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
-from app.maths.quality.estimate import estimate, estimate_basis, more_partitions
+from app.maths.quality.estimate import EstimateBasis, estimate, more_partitions
 from app.maths.quality.index_curves import measure_curves
-from app.maths.quality.learning_curve import learning_curve
+from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
@@ -141,10 +141,10 @@ def measure(
 def _bases(source: Tensor, target: Tensor, options: methods.Options, sample: Tensor) -> Any:
     held = crossfit.hold_out(METHOD, source, target, options)
     assert held is not None
-    curve = learning_curve(METHOD, source, target, options)
+    gains = gains_of_all_anchors(METHOD, source, target, options)
     partitions = more_partitions(held, METHOD, source, target, options)
     return {
-        kind: estimate_basis(measure_curves(partitions, target, rows), curve)
+        kind: EstimateBasis(measure_curves(partitions, target, rows), gains)
         for kind, rows in (("none", None), ("sample", sample))
     }
 

@@ -91,7 +91,7 @@ def gains_of(judged: Judgements, old: Vectors, new: Vectors, draw: int) -> dict[
     without = max(options.keys() - {"re-embed"}, key=lambda n: float(options[n][known].mean()))
     by_use = {
         "no judgement: fuse by the default weight": options["fuse"],
-        "50 choose the weight of fuse": fused[:, chosen.best],
+        "50 choose the weight of fuse": fused[:, chosen[0]],
         "50 choose the option, none embeds texts": options[without],
         "50 choose the option": options[best],
         "no judgement: cascade": options["cascade"],

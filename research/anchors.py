@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from app.maths.geometry.sampling import check_size
 from app.maths.geometry.space import fit_space
 from app.maths.translators.inverse import farthest_points
 
@@ -21,10 +20,9 @@ def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
     unit vectors.
 
     pool  (n, d), any units; centred and scaled to unit length first. Returns at most `size`
-    distinct indices, sorted. Raises InvalidOption, and as `fit_space`. Source: Moschella et al.
+    distinct indices, sorted. Raises as `fit_space`. Source: Moschella et al.
     2023, appendix (anchor selection, kmeans).
     """
-    check_size(size, pool.shape[0])
     points = fit_space(pool).unit
     return sorted(
         set(
@@ -39,10 +37,9 @@ def farthest(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
     """Greedy farthest points by 1 - |cos| around the pool's mean, from a seeded start.
 
     `pool` (n, d) is in any units. Returns `size` indices in the order chosen; fewer if some items
-    equal the mean. Raises InvalidOption, and as `fit_space`. Source: Moschella et al. 2023,
+    equal the mean. Raises as `fit_space`. Source: Moschella et al. 2023,
     appendix (anchor selection, fps).
     """
-    check_size(size, pool.shape[0])
     unit = fit_space(pool).unit
     usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()
     start = usable[torch.randint(len(usable), (1,), generator=torch.Generator().manual_seed(seed))]

@@ -67,7 +67,7 @@ OVER = {
     "app/encoders": 3_760,
     "app/heads": 990,
     "app/http": 2_720,
-    "app/maths": 7_480,
+    "app/maths": 7_105,
     "app/moves": 2_860,
     "app/openai": 730,
     "app/search": 3_820,

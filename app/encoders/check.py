@@ -35,7 +35,7 @@ from app.errors import (
 )
 from app.maths.anchors import drift
 from app.maths.anchors.drift import NEAR_DEVIATION, SAME_DEVIATION
-from app.maths.geometry.sampling import draw_uniformly
+from app.maths.geometry.space import draw_rows
 from app.request_context import RequestContext
 from app.types import EncoderKind
 
@@ -336,7 +336,7 @@ def _find_sample(services: Services, encoder: tables.EncoderRow, count: int) -> 
     every = sorted(every, key=lambda each: (not each.is_baseline, each.anchor_set.inputs is None))
     for space in every:
         size = space.anchor_set.size
-        rows = sorted(draw_uniformly(size, size=min(count, size), seed=seed))
+        rows = sorted(draw_rows(size, count, seed=seed).tolist())
         try:
             sample = _read_sample(services, encoder, space, rows)
         except AnchorageError as error:

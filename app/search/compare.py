@@ -20,7 +20,7 @@ from app.errors import Conflict, InvalidRequest
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
-from app.maths.quality.learning_curve import IntervalEstimate
+from app.maths.quality.metrics import IntervalEstimate
 from app.maths.relevance.cloze import (
     FEWEST_TEXTS,
     MIN_WORDS,

@@ -411,7 +411,7 @@ def _choose_fusion(
         choice = choose_weight(by_weight, usual=weights.index(default)) if given is None else None
         chosen_by: ChosenBy = "request"
         if choice is not None:
-            chosen_by, place, held_out = "judgements", choice.best, choice.held_out
+            chosen_by, (place, held_out) = "judgements", choice
         else:
             place = weights.index(default if given is None else given)
             held_out = torch.full((len(by_weight),), place)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from app.anchors import made_pairs, spaces
@@ -21,11 +22,10 @@ from app.maths.quality.estimate import (
     SMALLEST_INDEX,
     EstimateBasis,
     estimate,
-    estimate_basis,
     more_partitions,
 )
-from app.maths.quality.index_curves import IndexCurves, MeasuredCurve, measure_curves
-from app.maths.quality.learning_curve import learning_curve
+from app.maths.quality.index_curves import measure_curves
+from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.translate import fit_anchors, queries
 from app.translate.maps import ServedMap
 
@@ -37,6 +37,9 @@ CACHED_REPORT_BYTES = 32 * 1024
 
 #: how often the last use of a translator is written
 TOUCH_EVERY = timedelta(days=1)
+
+#: reads a report's basis
+BASIS = TypeAdapter(EstimateBasis)
 
 #: numbers of items that every report estimates for, besides the store's
 USUAL_INDEXES = (1_000, 10_000, 100_000)
@@ -141,7 +144,7 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         if held is not None:
             partitions = more_partitions(held, row.method, x, y, row.options)
             curves = measure_curves(partitions, y, sample_of(services, row.target))
-            basis = estimate_basis(curves, learning_curve(row.method, x, y, row.options))
+            basis = EstimateBasis(curves, gains_of_all_anchors(row.method, x, y, row.options))
         return {
             **facts(row),
             "anchors": len(source),
@@ -175,21 +178,7 @@ def estimate_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any]
     estimated: dict[str, Any] | None = report.get("estimate")
     if estimated is None or index is None or index == estimated["index"]:
         return estimated
-    stored = report["basis"]
-    curves = stored["curves"]
-    basis = EstimateBasis(
-        IndexCurves(
-            **{
-                **curves,
-                "tail": tuple(curves["tail"]),
-                "recall": MeasuredCurve(**curves["recall"]),
-                "mrr": MeasuredCurve(**curves["mrr"]),
-                "anchor_worth": tuple(curves["anchor_worth"]),
-            }
-        ),
-        stored["gains"],
-    )
-    return _estimate_json(basis, index)
+    return _estimate_json(BASIS.validate_python(report["basis"]), index)
 
 
 def _estimates_json(basis: EstimateBasis | None, index: int) -> dict[str, Any]:

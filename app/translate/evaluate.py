@@ -18,10 +18,8 @@ from app.errors import InvalidRequest, MissingField, blaming
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
-from app.maths.quality import evaluation as maths
 from app.maths.quality import metrics
-from app.maths.quality.evaluation import CosineBlockFunction
-from app.maths.quality.metrics import bootstrap_interval
+from app.maths.quality.metrics import CosineBlockFunction, bootstrap_interval
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import Translator, apply
 from app.request_context import RequestContext
@@ -61,7 +59,7 @@ class EvaluationTask:
         """The number of cosines to compute."""
         n, corpus = len(self.items["vectors"]), self.items.get("corpus")
         rows = None if corpus is None else len(corpus)
-        return maths.cosine_count(len(QUERY_KINDS), n, rows)
+        return metrics.cosine_count(len(QUERY_KINDS), n, rows)
 
     @property
     def is_small(self) -> bool:
@@ -223,7 +221,7 @@ def _measure(
         "do_nothing": metrics.do_nothing(items["vectors"].double(), len(mean)) - mean,
         "native": native,
     }
-    measures = maths.evaluate(
+    measures = metrics.evaluate(
         queries,
         native,
         k,
@@ -231,20 +229,19 @@ def _measure(
         cosines=cosines,
         mean=mean,
     )
-    return {kind: _describe_measures(measures[kind]) for kind in QUERY_KINDS}
+    return {kind: _describe(measures[kind], len(native), k) for kind in QUERY_KINDS}
 
 
-def _describe_measures(items: metrics.ItemMetrics) -> dict[str, Any]:
-    """The means and their intervals."""
-    names = ("cosine", "plain_cosine", "jaccard_own", "recall", "recall_1", "jaccard_target")
-    values = {**{name: getattr(items, name) for name in names}, "mrr": items.reciprocal_rank}
-    return {**asdict(metrics.mean_quality(items)), "intervals": _measure_intervals(values)}
-
-
-def _measure_intervals(values: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """The 95 % bootstrap interval of each mean over the items."""
-    low, high = bootstrap_interval(torch.stack(list(values.values()), dim=1))
-    return {name: [float(low[place]), float(high[place])] for place, name in enumerate(values)}
+def _describe(measures: Mapping[str, Tensor], n: int, k: int) -> dict[str, Any]:
+    """The means of the items' measures, and their 95 % bootstrap intervals."""
+    table = torch.stack(list(measures.values()), dim=1)
+    ends = zip(*(end.tolist() for end in bootstrap_interval(table)), strict=True)
+    return {
+        "n": n,
+        "k": k,
+        **{name: float(values.mean()) for name, values in measures.items()},
+        "intervals": dict(zip(measures, map(list, ends), strict=True)),
+    }
 
 
 def _report_cosines(on_progress: Callable[[int, int], object], total: int) -> CosineBlockFunction:

@@ -135,9 +135,7 @@ class Relation:
         def project() -> Projection:
             space = spaces.fitted_space(services, row)
             with services.take(services.turns.fits, row.project):
-                made = linear.projector(
-                    space.unit, power=self.encode_power, ridge=self.ridge, noise=space.noise
-                )
+                made = linear.projector(space, power=self.encode_power, ridge=self.ridge)
             return Projection(made.float().contiguous(), space.mean.float())
 
         try:

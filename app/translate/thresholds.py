@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from app.anchors import made_pairs, spaces
 from app.context import Services
 from app.db import tables
 from app.db.cache import Key
 from app.errors import TooFewAnchors
 from app.maths.quality.crossfit import FEWEST_DISTINCT
-from app.maths.thresholds import (
-    HeldOutItems,
-    NewThreshold,
-    ScorePairs,
-    find_threshold,
-    score_pairs,
-    translate_held_out,
-)
+from app.maths.thresholds import NewThreshold, ScorePairs, find_threshold, score_pairs
 from app.translate import fit_anchors
 from app.translate.estimate import find_translator
 from app.translate.fit import canonical_json
@@ -35,22 +26,15 @@ def convert_threshold(
     """
     row = find_translator(services, project, translator)
     fit: Key = (row.method, canonical_json(row.options), row.weights)
-    key: Key = (row.source.blob, row.target.blob, *fit)
-    items = services.cache.get_or_make(
-        ("held-out", *key), partial(_hold_out, services, row), lambda value: value.nbytes
-    )
-
-    def compare() -> ScorePairs:
-        with services.take(services.turns.fits, row.project):
-            return score_pairs(items, scores)
-
     pairs = services.cache.get_or_make(
-        ("score-pairs", scores, *key), compare, lambda value: value.nbytes
+        ("score-pairs", scores, row.source.blob, row.target.blob, *fit),
+        lambda: _score_pairs(services, row, scores),
+        lambda value: value.nbytes,
     )
     return find_threshold(pairs, score)
 
 
-def _hold_out(services: Services, row: tables.TranslatorRow) -> HeldOutItems:
+def _score_pairs(services: Services, row: tables.TranslatorRow, scores: Scores) -> ScorePairs:
     """Raises TooFewAnchors also for made pairs, whose scores are too good."""
     if made_pairs.estimate_of(row.source.anchor_set) is not None:
         raise TooFewAnchors(
@@ -61,11 +45,11 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> HeldOutItems:
         anchors.of(spaces.raw_anchors(services, space)) for space in (row.source, row.target)
     )
     with services.take(services.turns.fits, row.project):
-        items = translate_held_out(row.method, source, target, row.options)
-    if items is None:
+        pairs = score_pairs(row.method, source, target, row.options, scores)
+    if pairs is None:
         raise TooFewAnchors(
             f"A threshold needs at least {FEWEST_DISTINCT} distinct anchors that are not nearly "
             f"all equal; anchor set {row.source.anchor_set.name!r} has fewer. Use a larger set.",
             field="id",
         )
-    return items
+    return pairs

@@ -30,7 +30,7 @@ from app.maths.translators.translator import apply
 from benchmarks.common import RESULTS, Table, parser, show, write
 from benchmarks.frontier.texts import parts
 from benchmarks.migrate.vectors import embedded
-from research.definitions import item_metrics
+from research.definitions import measures
 
 PAIRS = (("use", "minilm"), ("use", "e5"), ("e5", "minilm"))
 ANCHORS, GOAL = (15, 30, 100, 300), 1_000
@@ -99,9 +99,9 @@ def measure(source: str, target: str, anchors: int, unpaired: int) -> list[float
         some = given.with_anchors(order[:anchors])
         some = KnownAndUnpaired(some.known_x, some.known_y, given.x[:unpaired], given.y[:unpaired])
         translator = fit_with_unpaired(some) if unpaired else fit_alone(some)
-        items = item_metrics(apply(translator, x).vectors - centre, y - centre)
-        recalls.append(float(items.recall.mean()))
-        ranks.append(float(items.reciprocal_rank.mean()))
+        found = measures(apply(translator, x).vectors - centre, y - centre)
+        recalls.append(float(found["recall"].mean()))
+        ranks.append(float(found["mrr"].mean()))
     return [mean(recalls), mean(ranks)]
 
 

@@ -14,7 +14,7 @@ from app.maths.quality import metrics
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from research.anchor_strategies.pools import SEEDS
-from research.definitions import jaccard, mrr, recall, relative
+from research.definitions import measures, relative
 
 Numbers = dict[str, float]
 
@@ -26,7 +26,9 @@ def alike(x: Tensor, y: Tensor) -> Numbers:
     """Relative vectors of the same items in two spaces: Jaccard and MRR among all items at 10
     neighbours, and cosine.
     """
-    return {"jaccard": jaccard(x, y), "mrr": mrr(x, y), "cosine": metrics.cosine(x, y)}
+    found = measures(x, y)
+    names = {"jaccard": "jaccard_target", "mrr": "mrr", "cosine": "cosine"}
+    return {name: float(found[measure].mean()) for name, measure in names.items()}
 
 
 def cosines(vectors: Tensor, anchors: Tensor) -> Tensor:
@@ -59,8 +61,8 @@ def translated(
 
 def found(moved: Tensor, native: Tensor, centre: Tensor) -> Numbers:
     """Recall@10 and MRR of vectors."""
-    moved, native = moved - centre, native - centre
-    return {"recall": recall(moved, native), "mrr": mrr(moved, native)}
+    found = measures(moved - centre, native - centre)
+    return {name: float(found[name].mean()) for name in ("recall", "mrr")}
 
 
 def over_seeds(once: Callable[[int], Sequence[Numbers]]) -> dict[str, Numbers]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.maths.geometry.sampling import draw_uniformly
+from app.maths.geometry.space import draw_rows
 from benchmarks.common import DATA
 from research.anchors import farthest, medoids
 
@@ -61,7 +61,7 @@ def choose(pools: Pools, strategy: str, source: str, *, size: int, seed: int) ->
     return a few less.
     """
     if strategy == "uniform":
-        return draw_uniformly(len(pools.pool[source]), size=size, seed=seed)
+        return draw_rows(len(pools.pool[source]), size, seed=seed).tolist()
     if strategy == "fps":
         return _order(pools, source, seed)[:size]
     if strategy == "kmeans":
@@ -73,7 +73,7 @@ def choose(pools: Pools, strategy: str, source: str, *, size: int, seed: int) ->
         .flatten()
         .tolist()
     )
-    return [frequent[place] for place in draw_uniformly(len(frequent), size=size, seed=seed)]
+    return [frequent[place] for place in draw_rows(len(frequent), size, seed=seed).tolist()]
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from app.maths.geometry.sampling import draw_uniformly
+from app.maths.geometry.space import draw_rows
 
 #: inverse strengths of the penalty to try, as in scikit-learn: sum of losses + |W|^2 / (2 C)
 STRENGTHS = (1.0, 10.0, 100.0)
@@ -70,7 +70,7 @@ def best_strength(vectors: Tensor, labels: Tensor, *, classes: int) -> float:
     row or translation.
     """
     held = torch.zeros(len(labels), dtype=torch.bool)
-    held[draw_uniformly(len(labels), size=int(VALIDATION * len(labels)), seed=0)] = True
+    held[draw_rows(len(labels), int(VALIDATION * len(labels)))] = True
 
     def validated(strength: float) -> float:
         head = train_head(vectors[~held], labels[~held], classes=classes, strength=strength)
@@ -85,5 +85,5 @@ def seeded_head(
     """A head trained on a seed's own 90 % of the training rows. The problem is convex, so the start
     does not matter.
     """
-    rows = draw_uniformly(len(labels), size=int(SHARE * len(labels)), seed=seed)
+    rows = draw_rows(len(labels), int(SHARE * len(labels)), seed=seed)
     return train_head(vectors[rows], labels[rows], classes=classes, strength=strength)

@@ -7,8 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from app.maths.geometry.sampling import draw_uniformly
-from app.maths.geometry.space import fit_space
+from app.maths.geometry.space import draw_rows, fit_space
 from app.maths.quality import metrics
 from app.maths.translators import methods
 from app.maths.translators.methods import Options
@@ -96,7 +95,7 @@ def measure(task: Task, heads: dict[str, Head], size: int, seed: int, *, main: b
     rows = task.draw(size, seed)
     anchors = {name: side.train[rows[name]] for name, side in task.sides.items()}
     fits = Fits(anchors)
-    known = draw_uniformly(size, size=size - int(HELD * size), seed=seed)
+    known = draw_rows(size, size - int(HELD * size), seed=seed).tolist()
     held = sorted(set(range(size)) - set(known))
     partial = Fits({name: vectors[known] for name, vectors in anchors.items()})
     found: Accuracies = {}

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.maths.geometry.sampling import draw_uniformly
+from app.maths.geometry.space import draw_rows
 from benchmarks.common import DATA
 
 TEXT_ENCODERS = ("minilm3-512", "minilm6-384", "static-256")
@@ -85,7 +85,7 @@ def same_items(sides: dict[str, Side]) -> tuple[list[tuple[str, str]], Draw]:
     items = len(next(iter(sides.values())).train)
 
     def draw(size: int, seed: int) -> dict[str, list[int]]:
-        rows = draw_uniformly(items, size=size, seed=seed)
+        rows = draw_rows(items, size, seed=seed).tolist()
         return dict.fromkeys(sides, rows)
 
     return list(permutations(sides, 2)), draw

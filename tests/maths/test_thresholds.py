@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from app.maths.quality.crossfit import FEWEST_DISTINCT
-from app.maths.thresholds import (
-    HeldOutItems,
-    ScorePairs,
-    find_threshold,
-    score_pairs,
-    translate_held_out,
-)
+from app.maths.thresholds import ScorePairs, find_threshold, score_pairs
 from app.maths.translators.methods import resolve
 from app.types import Scores
 from tests.maths.clouds import normal, rotation
@@ -38,20 +32,21 @@ def noisy_pair(seed: int, items: int) -> tuple[Tensor, Tensor]:
     return source, source @ normal(8, 16, 12) + 2.0 * normal(seed + 3, items, 12)
 
 
-def items_of(source: Tensor, target: Tensor) -> HeldOutItems:
-    items = translate_held_out("ridge", source, target, resolve("ridge", {}, anchors=len(source)))
-    assert items is not None
-    return items
+def pairs_of(source: Tensor, target: Tensor, scores: Scores = NATIVE) -> ScorePairs:
+    options = resolve("ridge", {}, anchors=len(source))
+    pairs = score_pairs("ridge", source, target, options, scores)
+    assert pairs is not None
+    return pairs
 
 
 @cache
 def noisy(scores: Scores) -> ScorePairs:
-    return score_pairs(items_of(*noisy_pair(0, 150)), scores)
+    return pairs_of(*noisy_pair(0, 150), scores)
 
 
 def test_a_rotated_source_keeps_every_threshold():
     source = clustered(0, 120, 10)
-    rows = score_pairs(items_of(source, source @ rotation(0, 10)), NATIVE)
+    rows = pairs_of(source, source @ rotation(0, 10))
     for score in (0.0, 0.2, 0.4, 0.6):
         assert find_threshold(rows, score).by_rate == pytest.approx(score, abs=1e-5)
 
@@ -73,7 +68,7 @@ def test_beyond_the_anchors_scores_there_is_no_threshold(score):
 
 def test_equidistant_anchors_have_no_threshold_and_raise_no_error():
     for scores in Scores:
-        rows = score_pairs(items_of(torch.eye(20).double(), normal(0, 20, 6)), scores)
+        rows = pairs_of(torch.eye(20).double(), normal(0, 20, 6), scores)
         for score in (-0.5, 0.0, 0.5):
             assert find_threshold(rows, score).by_rate is None
 
@@ -81,15 +76,14 @@ def test_equidistant_anchors_have_no_threshold_and_raise_no_error():
 def test_too_few_distinct_anchors_have_no_pairs_and_ten_have_some():
     source, target = normal(0, FEWEST_DISTINCT, 4), normal(1, FEWEST_DISTINCT, 3)
     options = resolve("ridge", {}, anchors=FEWEST_DISTINCT)
-    assert (
-        translate_held_out("ridge", source[:-1].repeat(3, 1), target[:-1].repeat(3, 1), options)
-        is None
-    )
-    assert find_threshold(score_pairs(items_of(source, target), TRANSLATED), 0.0).share > 0
+    nine = source[:-1].repeat(3, 1), target[:-1].repeat(3, 1)
+    assert score_pairs("ridge", *nine, options, NATIVE) is None
+    assert find_threshold(pairs_of(source, target, TRANSLATED), 0.0).share > 0
 
 
-def test_copies_of_anchors_make_no_pairs():
+def test_a_pair_counts_once_whatever_the_directions_and_rounds_and_copies_make_none():
     source, target = noisy_pair(0, 40)
-    items = items_of(source.repeat(3, 1), target.repeat(3, 1))
-    assert len(items.source) == 40
-    assert float(score_pairs(items, NATIVE).old.max()) < 0.9999
+    for scores in (NATIVE, TRANSLATED):
+        rows = pairs_of(source.repeat(3, 1), target.repeat(3, 1), scores)
+        assert float(rows.old.max()) < 0.9999
+        assert find_threshold(rows, -1.0).pairs_above == len(torch.unique(rows.pair)) <= 40 * 39 / 2

@@ -23,9 +23,8 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from app.maths.anchors.coverage import COVERAGE_RIDGE, ridge_factor
-from app.maths.geometry.sampling import draw_uniformly
-from app.maths.geometry.space import COSINE_ROWS, normalise
+from app.maths.geometry.space import COSINE_ROWS, draw_rows, normalise
+from app.maths.geometry.spectrum import COVERAGE_RIDGE, ridge_factor
 
 #: Nearest vectors of the sample that the likeness is a mean over.
 NEAREST = 5
@@ -49,8 +48,7 @@ class StoreComparison:
 
     foreign  (k,) the anchors that are foreign to the store
     share    the estimated share of foreign anchors, corrected for FOREIGN_LEVEL; in [0, 1]
-    covered  the mean share of a vector of the store that the anchors cover, as in
-             `app/maths/anchors/coverage.py`; in [0, 1]
+    covered  the mean share of a vector of the store that the anchors cover (`covered_share`)
     sampled  the number of vectors of the sample that were compared
     """
 
@@ -79,8 +77,7 @@ def compare_with_store(
     """
     if judged is None:
         judged = torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
-    rows = draw_uniformly(len(sample), size=min(MAX_SAMPLED, len(sample)), seed=0)
-    sample, anchors = sample[torch.as_tensor(rows)].double(), anchors.double()
+    sample, anchors = sample[draw_rows(len(sample), MAX_SAMPLED)].double(), anchors.double()
     if len(torch.unique(sample, dim=0)) < FEWEST_SAMPLED or not bool(judged.any()):
         return None
     mean = sample.mean(dim=0)
@@ -101,6 +98,10 @@ def compare_with_store(
 def covered_share(unit: Float64[Tensor, "k d"], vectors: Float64[Tensor, "n d"]) -> float:
     """The mean of v^T P v over unit vectors (n, d), with P = C (C + ridge I)^-1 and C = U^T U of
     unit anchors (k, d); rows of zeros do not count.
+
+    In [0, 1]: 0 where v is orthogonal to all anchors, 1/2 in the direction of a single isolated
+    anchor, near 1 among many. Source: the variance of a prediction, Atkinson, Donev and Tobias
+    2007, chapters 9 and 10.
     """
     factor = ridge_factor(unit)
     known = vectors[vectors.abs().amax(dim=1) > 0]

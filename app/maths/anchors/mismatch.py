@@ -16,8 +16,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
-from app.maths.anchors.coverage import reduce_to_span, ridge_factor
-from app.maths.geometry.space import fit_space
+from app.maths.geometry.space import draw_rows, fit_space
+from app.maths.geometry.spectrum import ridge_factor
 from app.maths.quality.metrics import unit
 
 MismatchVerdict = Literal["related", "unrelated", "unclear"]
@@ -51,17 +51,23 @@ def judge_relatedness(
     most MAX_JUDGED_ROWS rows take part, drawn at random.
     """
     if len(source) > MAX_JUDGED_ROWS:
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randperm(len(source), generator=generator)[:MAX_JUDGED_ROWS]
+        rows = draw_rows(len(source), MAX_JUDGED_ROWS)
         source, target = source[rows], target[rows]
     directions = _judged_directions(
-        reduce_to_span(source.double()), reduce_to_span(target.double())
+        _reduce_to_span(source.double()), _reduce_to_span(target.double())
     )
     if directions is None or len(directions[0]) < FEWEST_JUDGED_ROWS:
         return "unclear"
     x, y = directions
     least = RELATED_Z if len(x) >= ENOUGH_FOR_VERDICT else SIGNIFICANT_Z
     return "related" if relatedness(x, y) >= least else "unrelated"
+
+
+def _reduce_to_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
+    """Rows (k, d) in an orthonormal basis of their span, where that is smaller, r = min(k, d);
+    their products do not change.
+    """
+    return rows if len(rows) >= rows.shape[1] else torch.linalg.qr(rows.T).R.T.contiguous()
 
 
 def _judged_directions(
@@ -90,7 +96,7 @@ def relatedness(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]
     and both directions. (Leaving out one row at a time would not do: every row would then help to
     predict the others by its own partner.)
     """
-    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))
+    order = draw_rows(len(source))
     halves = order[: len(order) // 2], order[len(order) // 2 :]
     scores = [
         permutation_score(unit(ridge_predictions(x[known], y[known], x[judged])), y[judged])

@@ -38,8 +38,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.geometry.sampling import draw_uniformly
-from app.maths.geometry.space import normalise
+from app.maths.geometry.space import draw_rows, normalise
 
 SpaceVerdict = Literal["matches", "mixed", "another", "unknown"]
 
@@ -251,9 +250,10 @@ def _distinct(
     """At most `most` different directions, drawn at random, as unit vectors, and the first row of
     each; no zeros.
     """
-    rows = torch.arange(len(vectors), device=vectors.device)
     if len(vectors) > most:
-        rows = rows[torch.as_tensor(draw_uniformly(len(vectors), size=most, seed=0)).to(rows)]
+        rows = draw_rows(len(vectors), most).to(vectors.device)
+    else:
+        rows = torch.arange(len(vectors), device=vectors.device)
     rows = rows[vectors[rows].double().abs().amax(dim=1) > 0]
     unit = torch.nn.functional.normalize(vectors[rows].double(), dim=1, eps=1e-300)
     distinct, of = torch.unique(unit, dim=0, return_inverse=True)

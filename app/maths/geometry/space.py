@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
@@ -83,6 +83,11 @@ class Space:
     @property
     def dim(self) -> int:
         return self.unit.shape[1]
+
+
+def draw_rows(count: int, most: int | None = None, *, seed: int = 0) -> Int64[Tensor, " m"]:
+    """At most `most` of `count` rows, or all, in random order; equal seeds draw equal rows."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most]
 
 
 def check_vectors(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> None:

@@ -17,6 +17,11 @@ from app.errors import InvalidOption
 #: underflow.
 LARGEST_RIDGE = 1e6
 
+#: Candidates of cross-validation.
+RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
+
+#: The ridge of `ridge_factor`: a single isolated anchor covers half of its direction.
+COVERAGE_RIDGE = 1.0
 
 #: The largest part of a covariance that its shrinkage may replace.
 MAX_SHRINKAGE = 0.9
@@ -33,13 +38,11 @@ class Spectrum(NamedTuple):
     left    (n, r)  W, orthonormal columns
     values  (r,)    s, in falling order, each above `rank_tolerance` and the noise
     right   (r, d)  V^T, orthonormal rows
-    size    n, the number of rows
     """
 
     left: Float64[Tensor, "n r"]
     values: Float64[Tensor, " r"]
     right: Float64[Tensor, "r d"]
-    size: int
 
 
 def kept_svd(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Spectrum:
@@ -52,7 +55,7 @@ def kept_svd(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Spectrum:
     """
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     rank = _rank(values, matrix.shape, noise)
-    return Spectrum(left[:, :rank], values[:rank], right[:rank], matrix.shape[0])
+    return Spectrum(left[:, :rank], values[:rank], right[:rank])
 
 
 def rank_and_condition(matrix: Float64[Tensor, "n d"], *, noise: float) -> tuple[int, float]:
@@ -71,45 +74,42 @@ def _rank(values: Float64[Tensor, " r"], shape: tuple[int, ...], noise: float) -
     return int((values > max(rank_tolerance(shape, largest), noise)).sum())
 
 
-def whitened(
-    unit: Float64[Tensor, "k d"],
-    *,
-    power: float,
-    ridge: float | None,
-    noise: float = 0.0,
-    field: str | None = None,
-) -> Float64[Tensor, "k d"]:
-    """U (U^T U + ridge I)^-power, by SVD: W diag(s (s^2 + ridge)^-power) V^T for U = W diag(s) V^T.
-
-    unit   (k, d), unit anchors
-    power  in [0, 1], the part of the anchors' covariance that is removed; 0 returns U itself
-    ridge  in [0, LARGEST_RIDGE], on the scale of squared singular values of U (whose sum is at most
-           k); 0 gives the pseudoinverse; None: `usual_ridge` of the anchors
-    noise  as in `kept_svd`
-    field  the name of the power in a request, for its error
-    Returns (k, d). Raises InvalidOption.
-    """
-    check_power(power, field)
-    check_ridge(ridge)
-    if power == 0.0:
-        return unit
-    spectrum = kept_svd(unit, noise=noise)
-    return (
-        spectrum.left * whitened_values(spectrum, dim=unit.shape[1], power=power, ridge=ridge)
-    ) @ spectrum.right
-
-
 def whitened_values(
-    spectrum: Spectrum, *, dim: int, power: float, ridge: float | None
+    spectrum: Spectrum, *, power: float, ridge: float | None
 ) -> Float64[Tensor, " r"]:
-    """The values s (s^2 + ridge)^-power of unit anchors in `dim` dimensions, one per direction.
+    """The values s (s^2 + ridge)^-power of unit anchors, one per direction.
 
-    Does not check the arguments.
+    Does not check the arguments, which are those of `linear.whitened`.
     """
     if power == 0.0:
         return spectrum.values
-    ridge = usual_ridge(spectrum, dim=dim) if ridge is None else ridge
+    ridge = usual_ridge(spectrum) if ridge is None else ridge
     return spectrum.values * (spectrum.values.square() + ridge).pow(-power)
+
+
+def cross_validated_ridge(
+    eigenvalues: Float64[Tensor, " r"],
+    reached: Float64[Tensor, " r"],
+    *,
+    beyond: float,
+    count: int,
+) -> float:
+    """The ridge in RIDGES with the least generalised cross-validation error of a ridge regression
+    on `count` rows.
+
+    eigenvalues  (r,) e_i of the rows' Gram matrix
+    reached      (r,) |Q^T Y|_i^2, the squared part of the outputs Y in each eigenvector's direction
+    beyond       |Y - Q Q^T Y|^2, which no ridge reaches
+    With g_i = ridge / (e_i + ridge): GCV = (beyond + sum_i g_i^2 reached_i) / (1 - (1 + sum_i (1 -
+    g_i)) / count)^2; the 1 stands for the mean. Source: Golub, Heath and Wahba 1979.
+    """
+    errors = []
+    for ridge in RIDGES:
+        left = ridge / (eigenvalues + ridge)
+        free = max(1e-9, 1.0 - (1.0 + float((1.0 - left).sum())) / count)
+        errors.append((beyond + float((left.square() * reached).sum())) / free**2)
+    best: float = RIDGES[errors.index(min(errors))]
+    return best
 
 
 def check_power(power: float, field: str | None) -> None:
@@ -126,34 +126,37 @@ def check_ridge(ridge: float | None) -> None:
         )
 
 
-def shrinkage(spectrum: Spectrum, *, dim: int) -> float:
-    """Ledoit and Wolf's shrinkage of the covariance of unit anchors, as a ridge: k/d rho / (1 -
-    rho).
-
-    With S = U^T U / k, whose trace is 1: rho = ((1 - |S|^2) / k) / (|S|^2 - 1/d), at most
-    MAX_SHRINKAGE (anchors without structure would be shrunk completely). Rows of norm 1 make the
-    sum of the fourth moments k. dim is d.
-    Returns a number >= 0, on the scale of squared singular values.
-    Source: Ledoit and Wolf 2004, section 3.3.
-    """
-    k = spectrum.size
-    power = float(spectrum.values.pow(4).sum()) / k**2
-    spread = power - 1.0 / dim
-    rho = min(MAX_SHRINKAGE, max(0.0, 1.0 - power) / k / spread) if spread > 0 else MAX_SHRINKAGE
-    return k / dim * rho / (1.0 - rho)
-
-
-def usual_ridge(spectrum: Spectrum, *, dim: int) -> float:
+def usual_ridge(spectrum: Spectrum) -> float:
     """The ridge that one space's anchors suggest: half the geometric mean of their covariance's
     shrunk eigenvalues.
 
-    lambda = 1/2 exp( mean over the r kept directions of log(s_i^2 + `shrinkage`) ), on the scale of
-    s^2. dim is d.
-    Our own rule. Over seven kinds of embeddings it is within .04 of recall@10 of the best ridge of
-    each pair; no fixed ridge is (benchmarks/quality). It needs no second space, so N spaces keep
-    their N projectors and N decoders.
+    lambda = 1/2 exp( mean over the r kept directions of log(s_i^2 + k/d rho / (1 - rho)) ), on the
+    scale of s^2. With S = U^T U / k, whose trace is 1, rho = ((1 - |S|^2) / k) / (|S|^2 - 1/d) is
+    Ledoit and Wolf's shrinkage of the covariance, at most MAX_SHRINKAGE (anchors without structure
+    would be shrunk completely). Rows of norm 1 make the sum of the fourth moments k.
+    Our own rule, with the shrinkage of Ledoit and Wolf 2004, section 3.3. Over seven kinds of
+    embeddings it is within .04 of recall@10 of the best ridge of each pair; no fixed ridge is
+    (benchmarks/quality). It needs no second space, so N spaces keep their N projectors and N
+    decoders.
     """
     if not len(spectrum.values):
         return 1.0
-    mean = (spectrum.values.square() + shrinkage(spectrum, dim=dim)).log().mean()
-    return 0.5 * math.exp(float(mean))
+    k, dim = spectrum.left.shape[0], spectrum.right.shape[1]
+    power = float(spectrum.values.pow(4).sum()) / k**2
+    spread = power - 1.0 / dim
+    rho = min(MAX_SHRINKAGE, max(0.0, 1.0 - power) / k / spread) if spread > 0 else MAX_SHRINKAGE
+    shrinkage = k / dim * rho / (1.0 - rho)
+    return 0.5 * math.exp(float((spectrum.values.square() + shrinkage).log().mean()))
+
+
+def ridge_factor(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "d d"]:
+    """L (d, d), lower triangular, with L L^T = rows^T rows + COVERAGE_RIDGE I; rows (k, d) of norm
+    1 or 0.
+
+    By Cholesky: with a ridge no rank must be decided, and the condition is at most (k + ridge) /
+    ridge.
+    """
+    gram = rows.T @ rows
+    gram.diagonal().add_(COVERAGE_RIDGE)
+    factor: Tensor = torch.linalg.cholesky(gram)
+    return factor

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
-from app.maths.geometry.space import fit_space
+from app.maths.geometry.space import draw_rows, fit_space
 from app.maths.translators.methods import Options, fit
 from app.maths.translators.translator import apply
 
@@ -73,12 +73,9 @@ def hold_out(
     for fold in range(enough):
         in_fold = fold_of == fold
         try:
-            x, y = fit_space(source[~in_fold]), fit_space(target[~in_fold])
+            translated[in_fold] = translate_by(name, source, target, options, ~in_fold, in_fold)
         except DegenerateAnchors:
             return None
-        translated[in_fold] = apply(
-            fit(name, x, y, limit_omega(options, x.size)), source[in_fold]
-        ).vectors.double()
     return HeldOutTranslations(translated, first, fold_of)
 
 
@@ -100,7 +97,7 @@ def cut_into_folds(
     if folds is None:
         folds = HELD_OUT_FOLDS if groups >= SMALLEST_FOLD * HELD_OUT_FOLDS else 2
     fold_of = torch.full_like(group_of, -1)
-    order = torch.randperm(groups, generator=torch.Generator().manual_seed(seed))
+    order = draw_rows(groups, seed=seed)
     fold_of[group_of[first]] = order.to(fold_of) % folds
     return first, fold_of[group_of]
 
@@ -120,14 +117,23 @@ def _equal_on_either_side(
                 0, side, label, "amin"
             )
             label = smallest[side]
-        label = label[
-            label
-        ]  # follow the first anchor's own first, so that chains close in few rounds
+        label = label[label]  # of the first anchor: chains close in few rounds
         if torch.equal(label, before):
             return label
 
 
-def limit_omega(options: Options, anchors: int) -> Options:
-    """Options for a fit on some of the anchors: irp's omega may not exceed their number."""
-    omega = options.get("omega")
-    return options if omega is None else {**options, "omega": min(int(omega), anchors)}
+def translate_by(
+    name: str,
+    source: Float64[Tensor, "k dx"],
+    target: Float64[Tensor, "k dy"],
+    options: Options,
+    known: Tensor,
+    held: Tensor,
+) -> Float64[Tensor, "h dy"]:
+    """Translate the anchors `held` by a fit to the anchors `known`, both masks or rows. irp's omega
+    is at most their number. Raises DegenerateAnchors.
+    """
+    x, y = fit_space(source[known]), fit_space(target[known])
+    if "omega" in options:
+        options = {**options, "omega": min(options["omega"], x.size)}
+    return apply(fit(name, x, y, options), source[held]).vectors.double()

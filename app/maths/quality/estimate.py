@@ -27,11 +27,9 @@ from app.maths.quality.index_curves import (
     CurvePrior,
     IndexCurves,
     MeasuredCurve,
-    overlap_to_y,
     y_to_overlap,
 )
-from app.maths.quality.learning_curve import IntervalEstimate, LearningCurve
-from app.maths.quality.metrics import DEFAULT_NEIGHBOURS
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, IntervalEstimate
 from app.maths.translators.methods import Options
 
 #: Sizes of an index that can be estimated for.
@@ -72,7 +70,8 @@ class Estimate:
 class EstimateBasis:
     """What the estimates of a translator are computed from, for every index.
 
-    gains  of the served fit over held-out fits by the learning curve, in y of recall and MRR
+    gains  of the served fit over held-out fits (`gains_of_all_anchors`), in y of recall and MRR;
+           {}: those of the priors alone
     """
 
     curves: IndexCurves
@@ -91,19 +90,6 @@ def more_partitions(
     times = next((times for most, times in PARTITIONS if distinct <= most), 1)
     others = (hold_out(name, source, target, options, seed=seed) for seed in range(1, times))
     return [held, *(each for each in others if each is not None)]
-
-
-def estimate_basis(curves: IndexCurves, curve: LearningCurve | None) -> EstimateBasis:
-    """What estimates are computed from; without a learning curve, the gain is the prior's."""
-    gains = {} if curve is None else curve.missing
-    if curve is None or not gains:
-        return EstimateBasis(curves, {})
-    recall, mrr = (curve.lines[name].last for name in ("recall", "mrr"))
-    share = torch.tensor([min(0.5, curve.neighbours / (curve.index - 1))] * 2, dtype=torch.float64)
-    overlaps = torch.tensor([recall, min(recall + gains["recall"], 1.0)]).double()
-    before, after = overlap_to_y(overlaps, share).tolist()
-    odds = max(mrr * (1.0 - mrr), 0.01)
-    return EstimateBasis(curves, {"recall": after - before, "mrr": gains["mrr"] / odds})
 
 
 def estimate(basis: EstimateBasis, index: int) -> Estimate:

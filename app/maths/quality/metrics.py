@@ -11,9 +11,9 @@ Bootstrap intervals of means.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from statistics import NormalDist
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -28,51 +28,15 @@ MAX_COSINES = 2**24
 DEFAULT_NEIGHBOURS = 10
 
 
-@dataclass(frozen=True)
-class Quality:
-    """Means of one translation over `n` held-out items; recall and Jaccards at `k` neighbours."""
+class IntervalEstimate(NamedTuple):
+    """A number, and the ends of its interval."""
 
-    n: int
-    k: int
-    cosine: float
-    plain_cosine: float
-    mrr: float
-    recall: float
-    recall_1: float
-    jaccard_target: float
-    jaccard_own: float
+    value: float
+    low: float
+    high: float
 
 
-@dataclass(frozen=True, eq=False)
-class ItemMetrics:
-    """The metrics of one translation for each of n items, each (n,). `Quality` has their means, at
-    `k` neighbours.
-
-    cosine           cos(translated_i, native_i) of the centred vectors
-    plain_cosine     the same before centring: what a vector database returns
-    reciprocal_rank  1 / rank of native_i in the whole index
-    recall           share of the native query's k items that the translated query finds too
-    recall_1         1 where both find the same item first, else 0
-    jaccard_target   of the k items that each query finds among the native vectors, the item itself
-                     included, as in the reference code of Moschella et al. 2023 and Cannistraci et
-                     al. 2023 (Table 1)
-    jaccard_own      of the k items that each query finds among its own kind, without the item
-                     itself (ReSi's): whether the translated cloud keeps its neighbourhoods,
-                     wherever it lies
-    """
-
-    k: int
-    cosine: Float64[Tensor, " n"]
-    plain_cosine: Float64[Tensor, " n"]
-    reciprocal_rank: Float64[Tensor, " n"]
-    recall: Float64[Tensor, " n"]
-    recall_1: Float64[Tensor, " n"]
-    jaccard_target: Float64[Tensor, " n"]
-    jaccard_own: Float64[Tensor, " n"]
-
-
-@dataclass(frozen=True, eq=False)
-class SearchResult:
+class SearchResult(NamedTuple):
     """Rows that n queries find in an index of m rows, best first.
 
     near      (n, k) rows, without the query's own item
@@ -89,6 +53,9 @@ class SearchResult:
 #: Scores of queries for a whole index, as (first query, block (c, m)); the consumer may overwrite a
 #: block.
 ScoreBlocks = Iterator[tuple[int, Float64[Tensor, "c m"]]]
+
+#: Computes the cosines of unit queries (n, d) to a unit index (m, d), like `cosine_blocks`.
+CosineBlockFunction = Callable[[Float64[Tensor, "n d"], Float64[Tensor, "m d"]], ScoreBlocks]
 
 
 def unit(vectors: Float[Tensor, "n d"]) -> Float64[Tensor, "n d"]:
@@ -160,39 +127,77 @@ def jaccard(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Float6
     return common / (2 * first.shape[1] - common)
 
 
-def compare_results(
-    cosine: Float64[Tensor, " n"],
-    plain_cosine: Float64[Tensor, " n"],
+def evaluate(
+    queries: Mapping[str, Float[Tensor, "n d"]],
+    native: Float[Tensor, "n d"],
+    k: int,
     *,
-    results: SearchResult,
-    native_results: SearchResult,
-    own: Int64[Tensor, "n j"],
-    native_own: Int64[Tensor, "n j"],
-) -> ItemMetrics:
-    """The metrics of n queries, from their cosines to their own items and their search results.
+    corpus: Float[Tensor, "m d"] | None = None,
+    cosines: CosineBlockFunction = cosine_blocks,
+    mean: Float64[Tensor, " d"] | float = 0.0,
+) -> dict[str, dict[str, Float64[Tensor, " n"]]]:
+    """The measures of each item, by each kind of query (n, d), against the native vectors of the
+    same n items; all centred on the target's anchors.
 
-    results, native_results  results of the translated and of the native queries in one index
-    own, native_own  (n, j) each query's neighbours among the queries of the same kind, without the
-                     item itself
+    k        in 1..m; without a corpus in 1..n-1
+    corpus   (m, d) the index; None: the native vectors, each item left out of its list of
+             neighbours
+    cosines  computes the blocks of cosines; every cosine between two items comes from it
+    mean     (d,) what the vectors were centred on
+
+    cosine          cos(translated_i, native_i) of the centred vectors
+    plain_cosine    the same before centring: what a vector database returns
+    mrr             1 / rank of native_i in the whole index
+    recall          share of the native query's k items that the translated query finds too
+    recall_1        1 where both find the same item first, else 0
+    jaccard_target  of the k items that each query finds among the native vectors, the item itself
+                    included, as in the reference code of Moschella et al. 2023 and Cannistraci et
+                    al. 2023 (Table 1)
+    jaccard_own     of the k items that each query finds among its own kind, without the item
+                    itself (ReSi's): whether the translated cloud keeps its neighbourhoods,
+                    wherever it lies
+    With a corpus, the rank is that of the row that the native query finds first; recall, recall_1
+    and jaccard_target compare the rows that both queries find in the corpus; jaccard_own compares
+    neighbours among the queries, min(k, n - 1).
     """
-    k = results.near.shape[1]
-    return ItemMetrics(
-        k=k,
-        cosine=cosine,
-        plain_cosine=plain_cosine,
-        reciprocal_rank=1.0 / results.ranks.double(),
-        recall=shared_count(results.near, native_results.near).double() / k,
-        recall_1=(results.near[:, 0] == native_results.near[:, 0]).double(),
-        jaccard_target=jaccard(results.with_own, native_results.with_own),
-        jaccard_own=jaccard(own, native_own),
-    )
+    truth = unit(native)
+    index = truth if corpus is None else unit(corpus)
+    own = corpus is None
+    wanted = search(cosines(truth, index), k, own=own)
+    neighbours = wanted.near if own else _own_neighbours(truth, k, cosines)
+    targets = None if own else wanted.near[:, 0]
+    measures = {}
+    for name, vectors in queries.items():
+        is_native = vectors is native
+        made = truth if is_native else unit(vectors)
+        found = wanted if is_native else search(cosines(made, index), k, own=own, targets=targets)
+        near = neighbours if is_native else _own_neighbours(made, k, cosines)
+        measures[name] = {
+            "cosine": (made * truth).sum(dim=1),
+            "plain_cosine": row_cosines(vectors + mean, native + mean),
+            "mrr": 1.0 / found.ranks.double(),
+            "recall": shared_count(found.near, wanted.near).double() / k,
+            "recall_1": (found.near[:, 0] == wanted.near[:, 0]).double(),
+            "jaccard_target": jaccard(found.with_own, wanted.with_own),
+            "jaccard_own": jaccard(near, neighbours),
+        }
+    return measures
 
 
-def mean_quality(items: ItemMetrics) -> Quality:
-    """The means over the items."""
-    columns = {name: values for name, values in vars(items).items() if name != "k"}
-    means = {name: float(values.mean()) for name, values in columns.items()}
-    return Quality(n=len(items.cosine), k=items.k, mrr=means.pop("reciprocal_rank"), **means)
+def cosine_count(kinds: int, n: int, corpus: int | None) -> int:
+    """The number of cosines that `evaluate` computes, for n items and this many kinds of queries,
+    the native ones included.
+    """
+    if corpus is None:
+        return (2 * kinds - 1) * n * n
+    return kinds * (n * n + n * corpus)
+
+
+def _own_neighbours(
+    queries: Float64[Tensor, "n d"], k: int, cosines: CosineBlockFunction
+) -> Int64[Tensor, "n j"]:
+    """The nearest other queries of each unit query."""
+    return search(cosines(queries, queries), min(k, len(queries) - 1), own=True).near
 
 
 def do_nothing(source: Float[Tensor, "n dx"], dim: int) -> Float[Tensor, "n dy"]:

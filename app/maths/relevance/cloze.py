@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from app.maths.quality.learning_curve import IntervalEstimate
+from app.maths.quality.metrics import IntervalEstimate
 
 #: Words of a window, and fewest words of a text: the rest must stay longer than the window.
 MIN_WINDOW, MAX_WINDOW, MIN_WORDS = 8, 12, 24

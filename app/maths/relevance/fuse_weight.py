@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.geometry.space import fit_space
+from app.maths.geometry.space import draw_rows, fit_space
 from app.maths.quality.metrics import cosine
 from app.maths.relevance.native import NATIVE_WEIGHT
 from app.maths.translators import methods
@@ -31,18 +29,6 @@ WEIGHT_GRID = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 #: Folds of a choice that is measured on other queries.
 WEIGHT_FOLDS = 5
-
-
-@dataclass(frozen=True, eq=False)
-class WeightChoice:
-    """A weight that was chosen on judged queries.
-
-    best  the place of the weight that is best over all queries
-    held_out  (n,) for each query the place of the weight that is best over the other folds
-    """
-
-    best: int
-    held_out: Int64[Tensor, " n"]
 
 
 def default_weight(held_out: float, difference: float | None = None) -> float:
@@ -85,7 +71,7 @@ def held_out_cosine(x: Float[Tensor, "k dx"], y: Float[Tensor, "k dy"]) -> float
     k = len(x)
     if k < FEWEST_MEASURED:
         return 0.0
-    order = torch.randperm(k, generator=torch.Generator().manual_seed(0))
+    order = draw_rows(k)
     held, known = order[: k // HELD_OUT_PERIOD], order[k // HELD_OUT_PERIOD :]
     source, target = fit_space(x[known]), fit_space(y[known])
     options = methods.resolve("graded", {}, anchors=len(known))
@@ -93,8 +79,11 @@ def held_out_cosine(x: Float[Tensor, "k dx"], y: Float[Tensor, "k dy"]) -> float
     return cosine(translated.double() - target.mean, y[held].double() - target.mean)
 
 
-def choose_weight(values: Float64[Tensor, "n w"], *, usual: int = 0) -> WeightChoice | None:
-    """The weight with the best mean over the queries, and the same without each fold.
+def choose_weight(
+    values: Float64[Tensor, "n w"], *, usual: int = 0
+) -> tuple[int, Int64[Tensor, " n"]] | None:
+    """The place of the weight with the best mean over all queries, and for each query (n,) that of
+    the best over the other folds.
 
     values  (n, w) a measure of each query by each weight, in ascending order of the weights
     usual   the place of the weight without judgements; of equal means, the nearest to it is chosen
@@ -104,12 +93,12 @@ def choose_weight(values: Float64[Tensor, "n w"], *, usual: int = 0) -> WeightCh
     if n < 2:
         return None
     total = values.sum(dim=0)
-    folds = torch.randperm(n, generator=torch.Generator().manual_seed(0)) % min(WEIGHT_FOLDS, n)
+    folds = draw_rows(n) % min(WEIGHT_FOLDS, n)
     held_out = torch.empty(n, dtype=torch.int64)
     for fold in torch.unique(folds).tolist():
         inside = folds == fold
         held_out[inside] = _best(total - values[inside].sum(dim=0), usual)
-    return WeightChoice(_best(total, usual), held_out)
+    return _best(total, usual), held_out
 
 
 def _best(totals: Float64[Tensor, " w"], usual: int) -> int:

@@ -25,15 +25,8 @@ def cosines(
     counts      number of candidates of each query; their sum is n
     """
     unit = torch.nn.functional.normalize(queries.double(), dim=1, eps=1e-300).to(candidates.dtype)
-    if len(counts) == 1:
-        products = candidates @ unit[0]
-    elif len(set(counts)) == 1:
-        products = torch.bmm(
-            candidates.reshape(len(counts), counts[0], -1), unit[:, :, None]
-        ).flatten()
-    else:
-        parts = torch.split(candidates, list(counts))
-        products = torch.cat([part @ query for part, query in zip(parts, unit, strict=True)])
+    parts = torch.split(candidates, list(counts))
+    products = torch.cat([part @ query for part, query in zip(parts, unit, strict=True)])
     norms = torch.linalg.vector_norm(candidates, dim=1, dtype=torch.float64)
     scores: Tensor = (products.double() / norms).where(norms > 0, 0.0)
     return scores.clamp_(-1.0, 1.0)

@@ -14,6 +14,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.errors import InvalidOption
+from app.maths.geometry.space import draw_rows
 from app.maths.geometry.spectrum import rank_tolerance
 
 #: The most anchors that are pruned: their k x k table of cosines is stored, and with more of them
@@ -91,8 +92,7 @@ def subspaces(
             field="options.omega",
         )
     usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()
-    generator = torch.Generator().manual_seed(seed)
-    order = usable[torch.randperm(len(usable), generator=generator)].tolist()
+    order = usable[draw_rows(len(usable), seed=seed)].tolist()
     starts = [order[i % len(order)] for i in range(omega)]
     return [
         tuple(sorted(farthest_points(unit, delta=delta, start=start, limit=limit)))

@@ -21,12 +21,14 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from app.maths.geometry.space import Space
-from app.maths.geometry.spectrum import check_power, check_ridge, whitened_values
+from app.maths.geometry.space import Space, draw_rows
+from app.maths.geometry.spectrum import (
+    check_power,
+    check_ridge,
+    cross_validated_ridge,
+    whitened_values,
+)
 from app.maths.translators.decoder import kernel_of
-
-#: Candidates of cross-validation. f(1) is 1.7, and lengths of targets are 1.
-KERNEL_RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
 
 #: Anchors that choose the ridge at most: its cost grows with the cube of their number, and it
 #: hardly depends on it.
@@ -51,29 +53,34 @@ class KernelFit(NamedTuple):
     landmarks  (k, d_x)  L, unit anchors of the source
     weights    (k, d_y)  B
     rows       (k,)      the anchors that the landmarks are
-    ridge      the ridge, given or chosen
     """
 
     landmarks: Float64[Tensor, "k dx"]
     weights: Float64[Tensor, "k dy"]
     rows: Int64[Tensor, " k"]
-    ridge: float
 
 
-def fit_kernel(source: Space, target: Space, *, ridge: float | None) -> KernelFit:
-    """B (k, d_y), which minimises sum_i |f(u_i L^T) B - y_i|^2 + ridge tr(B^T f(L L^T) B).
+def fit_kernel(
+    source: Space, target: Space, *, ridge: float | None, decode_power: float
+) -> KernelFit:
+    """B (k, d_y), which minimises sum_i |f(u_i L^T) B - y_i|^2 + ridge tr(B^T f(L L^T) B), with
+    outputs whitened as in the graded family.
 
     source, target  u_i and y_i are rows of their unit anchors (n, d_x) and (n, d_y); row i of both
                     is the same item
-    ridge           in [0, LARGEST_RIDGE], dimensionless, or None: by `cross_validated_ridge`
+    ridge           in [0, LARGEST_RIDGE], dimensionless, or None: by cross-validation of the exact
+                    fit to MAX_GCV_ANCHORS anchors
+    decode_power    b in [0, 1]: B is multiplied by c (U_y^T U_y + lambda I)^-b. lambda is
+                    `usual_ridge` of the target, and c makes the whitened anchors as long as U_y
     From up to LANDMARKS anchors, L has all that have a direction, and B = (f(L L^T) + ridge I)^-1
     U_y; from more, a random part of them. Equal arguments give equal results. Raises InvalidOption.
     """
+    check_power(decode_power, "options.decode_power")
     check_ridge(ridge)
     usable = (source.unit.abs().amax(dim=1) > 0).nonzero().flatten()
-    order = usable[torch.randperm(len(usable), generator=torch.Generator().manual_seed(0))]
+    order = usable[draw_rows(len(usable))]
     if ridge is None:
-        ridge = cross_validated_ridge(source, target, order[:MAX_GCV_ANCHORS])
+        ridge = _choose_ridge(source, target, order[:MAX_GCV_ANCHORS])
     rows = order[:LANDMARKS].sort().values if len(usable) > LANDMARKS else usable
     centres = source.unit[rows]
     factor = _factor(centres)
@@ -81,46 +88,20 @@ def fit_kernel(source: Space, target: Space, *, ridge: float | None) -> KernelFi
     gram.diagonal().add_(max(ridge, LEAST_KERNEL_RIDGE))
     solved = torch.cholesky_solve(products, torch.linalg.cholesky(gram))
     weights = torch.linalg.solve_triangular(factor, solved, upper=True)
-    return KernelFit(centres, weights, rows, ridge)
+    if decode_power > 0.0:
+        spectrum = target.spectrum
+        values = whitened_values(spectrum, power=decode_power, ridge=None)
+        factors = values / spectrum.values * (spectrum.values.norm() / values.norm())
+        weights = weights @ ((spectrum.right.T * factors) @ spectrum.right)
+    return KernelFit(centres, weights, rows)
 
 
-def whiten(fitted: KernelFit, target: Space, *, power: float) -> KernelFit:
-    """The same map with outputs B (U_y^T U_y + lambda I)^-power c, as in the graded family.
-
-    power  b in [0, 1]; 0 changes nothing. lambda is `usual_ridge` of the target, and c makes the
-           whitened anchors as long as U_y
-    Raises InvalidOption.
-    """
-    check_power(power, "options.decode_power")
-    if power == 0.0:
-        return fitted
-    spectrum = target.spectrum
-    values = whitened_values(spectrum, dim=target.dim, power=power, ridge=None)
-    factors = values / spectrum.values * (spectrum.values.norm() / values.norm())
-    matrix = (spectrum.right.T * factors) @ spectrum.right
-    return fitted._replace(weights=fitted.weights @ matrix)
-
-
-def cross_validated_ridge(source: Space, target: Space, rows: Int64[Tensor, " m"]) -> float:
-    """The ridge in KERNEL_RIDGES with the least generalised cross-validation error of the exact fit
-    to some of the anchors.
-
-    rows  (m,) of the anchors, each with a direction in the source
-    With the eigenvectors Q and eigenvalues e_i of f(L L^T), and g_i = ridge / (e_i + ridge):
-    GCV = sum_i g_i^2 |Q^T U_y|_i^2 / (1 - (1 + sum_i (1 - g_i)) / m)^2; the 1 stands for the mean.
-    Source: Golub, Heath and Wahba 1979.
-    """
-    kernel = kernel_of(source.unit[rows] @ source.unit[rows].T)
-    values, vectors = torch.linalg.eigh(kernel)
-    values = values.clamp_min(0.0)
+def _choose_ridge(source: Space, target: Space, rows: Int64[Tensor, " m"]) -> float:
+    """The ridge by cross-validation over some anchors (m,) with a direction in the source."""
+    values, vectors = torch.linalg.eigh(kernel_of(source.unit[rows] @ source.unit[rows].T))
     reached = (vectors.T @ target.unit[rows]).square().sum(dim=1)
-    errors = []
-    for ridge in KERNEL_RIDGES:
-        left = ridge / (values + ridge)
-        free = max(1e-9, 1.0 - (1.0 + float((1.0 - left).sum())) / len(rows))
-        errors.append(float((left.square() * reached).sum()) / free**2)
-    best: float = KERNEL_RIDGES[errors.index(min(errors))]
-    return best
+    # f(1) is 1.7, and lengths of targets are 1: the usual candidates suit.
+    return cross_validated_ridge(values.clamp_min(0.0), reached, beyond=0.0, count=len(rows))
 
 
 def _factor(centres: Float64[Tensor, "k dx"]) -> Float64[Tensor, "k k"]:

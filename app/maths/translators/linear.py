@@ -34,8 +34,8 @@ from app.maths.geometry.space import Space
 from app.maths.geometry.spectrum import (
     check_power,
     check_ridge,
+    cross_validated_ridge,
     rank_tolerance,
-    whitened,
     whitened_values,
 )
 
@@ -67,7 +67,16 @@ class Pair:
 
     @cached_property
     def rotation(self) -> Core:
-        """The partial isometry R (r_x, r_y) nearest to `cross_product`."""
+        """The partial isometry R (r_x, r_y) nearest to `cross_product`: the core of `procrustes`,
+        which maximises trace(T^T U_x^T U_y).
+
+        With U_x^T U_y = P diag(sigma) Q^T, only the r directions with sigma above rounding noise
+        are used: T = P_r Q_r^T. For k < d the full polar factor is not unique and would depend on
+        the SVD routine; the rank-r one is unique, and has the least norm. T has r singular values
+        equal to 1 and the rest 0.
+        Source: Schoenemann 1966; rectangular and rank-deficient case: the canonical polar
+        decomposition (Higham 2010).
+        """
         left, values, right = torch.linalg.svd(self.cross_product, full_matrices=False)
         # The product squares the anchors' spectrum, so its rounding is relative to |U_x| |U_y| and
         # not to its own largest singular value.
@@ -82,33 +91,34 @@ class Pair:
         return matrix
 
 
-def projector(
-    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None, noise: float = 0.0
-) -> Float64[Tensor, "d k"]:
-    """E = (U^T U + ridge I)^-power U^T, into relative coordinates: n(x) E. Power 0 gives the
-    paper's cosines.
-
-    unit   (k, d_x), the source's unit anchors
-    power  in [0, 1]
-    ridge  >= 0, or None for `spectrum.usual_ridge` of these anchors
-    noise  as in `kept_svd`
-    Returns (d_x, k). Raises InvalidOption.
-    """
-    return whitened(unit, power=power, ridge=ridge, noise=noise, field="options.encode_power").T
-
-
-def graded_decoder(
-    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None, noise: float = 0.0
+def whitened(
+    space: Space, *, power: float, ridge: float | None, field: str
 ) -> Float64[Tensor, "k d"]:
-    """D = U (U^T U + ridge I)^-power, from relative coordinates r: r D. Power 1 is `irp-ridge`.
+    """U (U^T U + ridge I)^-power, by SVD: W diag(s (s^2 + ridge)^-power) V^T for U = W diag(s) V^T.
 
-    unit   (k, d_y), the target's unit anchors
-    power  in [0, 1]
-    ridge  >= 0, or None for `spectrum.usual_ridge` of these anchors
-    noise  as in `kept_svd`
-    Returns (k, d_y). Raises InvalidOption.
+    On the target's side it is the decoder D from relative coordinates r: r D; power 1 is
+    `irp-ridge`. Its transpose on the source's side is the projector E.
+
+    power  in [0, 1], the part of the anchors' covariance that is removed; 0 returns U itself
+    ridge  in [0, LARGEST_RIDGE], on the scale of squared singular values of U (whose sum is at most
+           k); 0 gives the pseudoinverse; None: `usual_ridge` of the anchors
+    field  the name of the power in a request, for its error
+    Returns (k, d). Raises InvalidOption.
     """
-    return whitened(unit, power=power, ridge=ridge, noise=noise, field="options.decode_power")
+    check_power(power, field)
+    check_ridge(ridge)
+    if power == 0.0:
+        return space.unit
+    spectrum = space.spectrum
+    values = whitened_values(spectrum, power=power, ridge=ridge)
+    return (spectrum.left * values) @ spectrum.right
+
+
+def projector(space: Space, *, power: float, ridge: float | None) -> Float64[Tensor, "d k"]:
+    """E = (U^T U + ridge I)^-power U^T (d, k), into relative coordinates: n(x) E. Power 0 gives the
+    paper's cosines. Arguments and errors are those of `whitened`.
+    """
+    return whitened(space, power=power, ridge=ridge, field="options.encode_power").T
 
 
 def graded(pair: Pair, *, encode_power: float, decode_power: float, ridge: float | None) -> Core:
@@ -122,60 +132,24 @@ def graded(pair: Pair, *, encode_power: float, decode_power: float, ridge: float
     check_power(encode_power, "options.encode_power")
     check_power(decode_power, "options.decode_power")
     check_ridge(ridge)
-    left = whitened_values(pair.x, dim=pair.source.dim, power=encode_power, ridge=ridge)
-    right = whitened_values(pair.y, dim=pair.target.dim, power=decode_power, ridge=ridge)
+    left = whitened_values(pair.x, power=encode_power, ridge=ridge)
+    right = whitened_values(pair.y, power=decode_power, ridge=ridge)
     return left[:, None] * pair.overlap * right
-
-
-#: Candidates of cross-validation, on the scale of squared singular values of unit anchors.
-GCV_RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
-
-
-def procrustes(pair: Pair) -> Core:
-    """The partial isometry nearest to the anchors: F = R, which maximises trace(T^T U_x^T U_y).
-
-    With U_x^T U_y = P diag(sigma) Q^T, only the r directions with sigma above rounding noise are
-    used: T = P_r Q_r^T. For k < d the full polar factor is not unique and would depend on the SVD
-    routine; the rank-r one is unique, and has the least norm. T has r singular values equal to 1
-    and the rest 0.
-    Source: Schoenemann 1966; rectangular and rank-deficient case: the canonical polar decomposition
-    (Higham 2010).
-    """
-    return pair.rotation
 
 
 def regression(pair: Pair, *, ridge: float | None) -> Core:
     """T = (U_x^T U_x + ridge I)^-1 U_x^T U_y, which minimises |U_x T - U_y|^2 + ridge |T|^2.
 
-    ridge  >= 0 (0: least squares of least norm), or None: by `cross_validated_ridge`
+    ridge  >= 0 (0: least squares of least norm), or None: by cross-validation
     Raises InvalidOption. With a fixed ridge it is the graded family at (1, 0); the choice of the
     ridge uses both spaces.
     """
     if ridge is None:
-        ridge = cross_validated_ridge(pair)
+        reached = (pair.overlap * pair.y.values).square().sum(dim=1)
+        ridge = cross_validated_ridge(
+            pair.x.values.square(),
+            reached,
+            beyond=max(0.0, float(pair.y.values.square().sum() - reached.sum())),
+            count=pair.source.size,
+        )
     return graded(pair, encode_power=1.0, decode_power=0.0, ridge=ridge)
-
-
-def cross_validated_ridge(pair: Pair) -> float:
-    """The ridge in GCV_RIDGES with the least generalised cross-validation error of a regression on
-    the source's anchors.
-
-    GCV = |residual|^2 / (1 - (1 + sum of f_i) / k)^2 with f_i = s_i^2 / (s_i^2 + ridge); the 1
-    stands for the mean.
-    |residual|^2 = sum_i (1 - f_i)^2 |(W_x^T U_y)_i|^2 + |U_y - W_x W_x^T U_y|^2; the second term
-    does not depend on the ridge.
-    Source: Golub, Heath and Wahba 1979.
-    """
-    size = pair.x.size
-    reached = (pair.overlap * pair.y.values).square().sum(dim=1)
-    beyond = max(
-        0.0, float(pair.y.values.square().sum() - (pair.overlap * pair.y.values).square().sum())
-    )
-    errors = []
-    for ridge in GCV_RIDGES:
-        kept = pair.x.values.square() / (pair.x.values.square() + ridge)
-        residual = beyond + float(((1.0 - kept).square() * reached).sum())
-        free = max(1e-9, 1.0 - (1.0 + float(kept.sum())) / size)
-        errors.append(residual / free**2)
-    best: float = GCV_RIDGES[errors.index(min(errors))]
-    return best

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
 from app.maths.geometry.space import Space
-from app.maths.geometry.spectrum import check_power
 from app.maths.translators import inverse, linear
 from app.maths.translators.decoder import Decoder, make_decoder
-from app.maths.translators.kernel import KernelFit, fit_kernel, whiten
+from app.maths.translators.kernel import KernelFit, fit_kernel
 from app.maths.translators.linear import Core, Pair
 from app.maths.translators.translator import Translator, make_translator
 
@@ -43,17 +42,12 @@ class Method:
 
 
 def _irp(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
-    return inverse.irp(
-        y.unit,
-        delta=o["delta"],
-        omega=o["omega"],
-        seed=o["seed"],
-        noise=y.noise,
-    )
+    return inverse.irp(y.unit, delta=o["delta"], omega=o["omega"], seed=o["seed"], noise=y.noise)
 
 
-def _irp_ridge(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
-    return linear.graded_decoder(y.unit, power=1.0, ridge=o["ridge"], noise=y.noise)
+def _whitened(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
+    power = o.get("decode_power", 1.0)
+    return linear.whitened(y, power=power, ridge=o["ridge"], field="options.decode_power")
 
 
 def _decoder_core(
@@ -65,9 +59,8 @@ def _decoder_core(
 
 
 def _fit_kernel(source: Space, target: Space, options: Options) -> KernelFit:
-    check_power(power := options["decode_power"], "options.decode_power")
-    ridge = options["ridge"]
-    return whiten(fit_kernel(source, target, ridge=ridge), target, power=power)
+    power = options["decode_power"]
+    return fit_kernel(source, target, ridge=options["ridge"], decode_power=power)
 
 
 def _kernel_decoder(source: Space, target: Space, options: Options) -> Float64[Tensor, "k dy"]:
@@ -91,8 +84,8 @@ METHODS: dict[str, Method] = {
     # The inverse in closed form, with a ridge in place of pruning.
     "irp-ridge": Method(
         {"ridge": 1.0, **OUTPUT_OPTIONS},
-        core=partial(_decoder_core, _irp_ridge),
-        decode=_irp_ridge,
+        core=partial(_decoder_core, _whitened),
+        decode=_whitened,
     ),
     # Both sides whitened by a chosen power, each from its own anchors.
     "graded": Method(
@@ -108,18 +101,10 @@ METHODS: dict[str, Method] = {
             decode_power=o["decode_power"],
             ridge=o["ridge"],
         ),
-        decode=lambda y, o: linear.graded_decoder(
-            y.unit,
-            power=o["decode_power"],
-            ridge=o["ridge"],
-            noise=y.noise,
-        ),
+        decode=_whitened,
     ),
     # The nearest rotation, fitted to both spaces' anchors.
-    "procrustes": Method(
-        OUTPUT_OPTIONS,
-        core=lambda pair, o: linear.procrustes(pair),
-    ),
+    "procrustes": Method(OUTPUT_OPTIONS, core=lambda pair, o: pair.rotation),
     # Ridge regression, its ridge by generalised cross-validation.
     "ridge": Method(
         {"ridge": None, **OUTPUT_OPTIONS},
@@ -204,23 +189,20 @@ def fit(name: str, source: Space, target: Space, options: Options) -> Translator
     InvalidOption.
     """
     core = METHODS[name].core
+    landmarks = None
     if core is None:
         fitted = _fit_kernel(source, target, options)
-        return make_translator(
-            source,
-            target,
-            fitted.weights,
-            renormalise=options["renormalise"],
-            keep_norms=options["keep_norms"],
-            landmarks=fitted.landmarks,
-        )
-    pair = Pair(source, target)
+        matrix, landmarks = fitted.weights, fitted.landmarks
+    else:
+        pair = Pair(source, target)
+        matrix = pair.join(core(pair, options))
     return make_translator(
         source,
         target,
-        pair.join(core(pair, options)),
+        matrix,
         renormalise=options["renormalise"],
         keep_norms=options["keep_norms"],
+        landmarks=landmarks,
     )
 
 

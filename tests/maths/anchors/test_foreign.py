@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.maths.anchors.coverage import COVERAGE_RIDGE
 from app.maths.anchors.foreign import (
     FEWEST_SAMPLED,
     FOREIGN_LEVEL,
@@ -15,6 +14,7 @@ from app.maths.anchors.foreign import (
     compare_with_store,
     covered_share,
 )
+from app.maths.geometry.spectrum import COVERAGE_RIDGE
 from tests.maths.clouds import normal, unit_rows
 
 #: Two corpora of one encoder: each has its own subspace and mean.

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from app.maths.bootstrap import anchored
 from app.maths.bootstrap.anchored import KnownAndUnpaired
 from app.maths.translators.translator import Translator, apply
-from research.definitions import item_metrics
+from research.definitions import measures
 from tests.maths.bootstrap.clouds import normal, rotation, unit
 
 D, TOPICS = 24, 60
@@ -53,8 +53,8 @@ def recall(translator: Translator) -> float:
     rows = items(4, 200)
     native = seen(rows, 13)
     centre = native.mean(dim=0)
-    found = item_metrics(apply(translator, rows).vectors - centre, native - centre)
-    return float(found.recall.mean())
+    found = measures(apply(translator, rows).vectors - centre, native - centre)
+    return float(found["recall"].mean())
 
 
 def test_unpaired_vectors_of_different_items_help_a_few_anchors() -> None:

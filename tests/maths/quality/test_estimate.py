@@ -13,15 +13,14 @@ from app.maths.quality.crossfit import hold_out
 from app.maths.quality.estimate import (
     EstimateBasis,
     estimate,
-    estimate_basis,
     more_partitions,
 )
 from app.maths.quality.index_curves import MRR_PRIOR, RECALL_PRIOR, measure_curves
-from app.maths.quality.learning_curve import learning_curve
+from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.maths.quality.metrics import unit
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
-from research.definitions import item_metrics
+from research.definitions import measures
 
 SIZES = (1_000, 3_000, 10_000, 100_000, 10**6, 10**9, 10**12)
 FALLING = ("recall", "recall_1", "mrr")
@@ -46,8 +45,8 @@ def basis_of(anchors: int, sample: int = 0, seed: int = 0) -> EstimateBasis:
     held = hold_out("graded", x, y, options)
     partitions = more_partitions(held, "graded", x, y, options)
     store = cloud(99, sample)[1] if sample else None
-    curve = learning_curve("graded", x, y, options)
-    return estimate_basis(measure_curves(partitions, y, store), curve)
+    gains = gains_of_all_anchors("graded", x, y, options)
+    return EstimateBasis(measure_curves(partitions, y, store), gains)
 
 
 def found(anchors: int, size: int, seed: int = 0):
@@ -58,11 +57,11 @@ def found(anchors: int, size: int, seed: int = 0):
     rows = [slice(start, start + size) for start in range(0, 2000 - size + 1, size)]
     means = []
     for each in rows:
-        items = item_metrics(
+        items = measures(
             apply(translator, others[0][each]).vectors.double() - y.mean(dim=0),
             others[1][each] - y.mean(dim=0),
         )
-        means.append([float(value.mean()) for value in (items.recall, items.reciprocal_rank)])
+        means.append([float(value.mean()) for value in (items["recall"], items["mrr"])])
     return dict(zip(("recall", "mrr"), torch.tensor(means).mean(dim=0).tolist(), strict=True))
 
 
@@ -83,10 +82,10 @@ def test_in_an_index_of_a_fold_an_estimate_is_the_held_out_number_and_the_gain()
     mean, mrr, recall = y.mean(dim=0), [], []
     for fold in range(5):
         rows = (held.fold_of == fold).nonzero().flatten()
-        items = item_metrics(held.translated[rows] - mean, y[rows] - mean)
-        mrr.append(float(items.reciprocal_rank.mean()))
-        recall.append(float(items.recall.mean()))
-    made = estimate(estimate_basis(measure_curves([held], y), None), 120)
+        items = measures(held.translated[rows] - mean, y[rows] - mean)
+        mrr.append(float(items["mrr"].mean()))
+        recall.append(float(items["recall"].mean()))
+    made = estimate(EstimateBasis(measure_curves([held], y), {}), 120)
     assert (made.anchors, made.index, made.neighbours, made.measured) == (600, 120, 10, True)
     expected = torch.tensor(sum(mrr) / 5).logit().item() + MRR_PRIOR.gain
     # Half of an item more on each side keeps the odds of perfect ranks finite.
@@ -156,7 +155,7 @@ def test_more_partitions_of_few_anchors_agree_with_the_first_and_narrow_the_inte
     assert len(partitions) == 6
     assert partitions[0] is held
     one, six = (
-        estimate(estimate_basis(measure_curves(each, y), None), 1_000).measures["recall"]
+        estimate(EstimateBasis(measure_curves(each, y), {}), 1_000).measures["recall"]
         for each in ([held], partitions)
     )
     assert six.high - six.low < one.high - one.low
@@ -168,7 +167,7 @@ def test_the_fewest_anchors_estimate_something_finite(count):
     x, y = cloud(4, count)
     options = resolve("graded", {}, anchors=count)
     held = hold_out("graded", x, y, options)
-    made = estimate(estimate_basis(measure_curves([held], y), None), 10_000)
+    made = estimate(EstimateBasis(measure_curves([held], y), {}), 10_000)
     assert all(0 <= m.low <= m.value <= m.high <= 1 for m in made.measures.values())
 
 

@@ -321,7 +321,7 @@ def test_relative_vectors_of_rows_of_every_kind_are_those_of_each_alone(seed, co
     span = torch.linalg.qr(normal(seed, 12, 12))[0][:5]
     space = fit_space(normal(seed + 1, 30, 5) @ span + 1)
     projector, mean = (
-        linear.projector(space.unit, power=power, ridge=1.0).float().contiguous(),
+        linear.projector(space, power=power, ridge=1.0).float().contiguous(),
         space.mean.float(),
     )
     vectors, places = delicate(space, span, count, seed + 2, dtype)

@@ -9,8 +9,8 @@ import torch
 
 from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
 from app.maths.geometry.space import fit_space
-from app.maths.translators import linear
 from app.maths.translators.inverse import irp
+from app.maths.translators.linear import Pair
 from app.maths.translators.methods import (
     LARGEST_SEED,
     METHODS,
@@ -19,7 +19,6 @@ from app.maths.translators.methods import (
     resolve,
     usual_method,
 )
-from research.definitions import pair_of
 from tests.maths.clouds import normal
 
 
@@ -83,6 +82,8 @@ def test_a_seed_out_of_range_is_refused_and_the_first_and_the_last_both_fit():
         ("graded", {"ridge": math.nan}, "options.ridge"),
         ("graded", {"encode_power": -0.01}, "options.encode_power"),
         ("graded", {"decode_power": 1.01}, "options.decode_power"),
+        ("kernel", {"decode_power": 1.01}, "options.decode_power"),
+        ("kernel", {"ridge": math.nan}, "options.ridge"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_naming_its_option(name, options, field):
@@ -102,12 +103,8 @@ def test_fit_serves_the_matrix_of_the_named_method_and_the_means_and_scale_of_th
     joint = fit(
         "procrustes", source, target, resolve("procrustes", {"renormalise": False}, anchors=20)
     )
-    torch.testing.assert_close(
-        joint.decoder.matrix,
-        pair_of(source.unit, target.unit)
-        .join(linear.procrustes(pair_of(source.unit, target.unit)))
-        .float(),
-    )
+    pair = Pair(source, target)
+    torch.testing.assert_close(joint.decoder.matrix, pair.join(pair.rotation).float())
     assert (translator.decoder.renormalise, joint.decoder.renormalise) == (True, False)
     for fitted in (translator, joint):
         assert torch.equal(fitted.source_mean, source.mean.float())

@@ -47,7 +47,7 @@ def test_the_fused_matrix_equals_relative_vectors_decoded(k, dx, dy, name, optio
     if name == "graded":
         unit, _ = normalise(vectors, source.mean)
         coordinates = unit @ linear.projector(
-            source.unit, power=options["encode_power"], ridge=options["ridge"]
+            source, power=options["encode_power"], ridge=options["ridge"]
         )
     else:
         coordinates = relative(vectors, source)
