@@ -92,71 +92,27 @@ def _default(name: str, value: object) -> str:
 
 
 def commands() -> str:
-    """Every command of the command line with its arguments and options, from typer."""
+    """A table of all commands, each with its arguments and the first line of its help."""
     import typer
 
     from app.cli.commands import cli
 
-    return "\n\n".join(
-        _command(name, command) for name, command in _all("anchorage", typer.main.get_command(cli))
-    )
+    rows = [["command", "what it does"]]
+    for name, command in _all("anchorage", typer.main.get_command(cli)):
+        arguments = [each for each in command.params if each.param_type_name == "argument"]
+        usage = " ".join([name, *(str(each.name).upper() for each in arguments)])
+        rows.append([f"`{usage}`", inspect.cleandoc(command.help or "").partition("\n\n")[0]])
+    return table(rows)
 
 
 def _all(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """The visible commands of a group, and of the groups inside it, by their whole names."""
+    """The commands of a group, and of the groups inside it, by their whole names."""
     for each in getattr(command, "commands", {}).values():
-        if each.hidden:
-            continue
         inner = f"{name} {each.name}"
         if hasattr(each, "commands"):
             yield from _all(inner, each)
         else:
             yield inner, each
-
-
-#: parameters of most commands, which the top of the page explains
-EVERYWHERE = ("help", "as_json", "url")
-
-
-def _command(name: str, command: Any) -> str:
-    parameters = [each for each in command.params if each.name not in EVERYWHERE]
-    arguments = [each for each in parameters if each.param_type_name == "argument"]
-    usage = " ".join(
-        [
-            name,
-            *(["[OPTIONS]"] if len(arguments) < len(parameters) else []),
-            *(_metavar(each) for each in arguments),
-        ]
-    )
-    parts = [f"## {name}", f"```text\n{usage}\n```", inspect.cleandoc(command.help or "")]
-    if parameters:
-        rows = (
-            f"| {_named(each)} | {_value(each)} | {getattr(each, 'help', None) or ''} |"
-            for each in parameters
-        )
-        parts.append("| parameter | default | meaning |\n| --- | --- | --- |\n" + "\n".join(rows))
-    return "\n\n".join(parts)
-
-
-def _metavar(parameter: Any) -> str:
-    return str(parameter.name).upper()
-
-
-def _named(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return f"`{_metavar(parameter)}`"
-    return ", ".join(f"`{each}`" for each in (*parameter.opts, *parameter.secondary_opts))
-
-
-def _value(parameter: Any) -> str:
-    if parameter.required:
-        return "required"
-    default = parameter.default
-    return (
-        ""
-        if default is None or callable(default) or default is False or default == ()
-        else f"{default}"
-    )
 
 
 def demo() -> str:

@@ -41,18 +41,6 @@ def test_every_setting_has_a_description() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
 
 
-def test_every_command_is_on_its_page() -> None:
-    text = (ROOT / "docs" / "reference" / "cli.md").read_text()
-    for command in (
-        "serve",
-        "worker",
-        "db upgrade",
-        "keys create",
-        "demo",
-    ):
-        assert f"## anchorage {command}\n" in text
-
-
 def prose_words(page: Path) -> int:
     """The words of a page outside of code, tables, comments and addresses of links."""
     text = re.sub(r"```.*?```|<!--.*?-->|^\|.*?$", "", page.read_text(), flags=re.M | re.S)

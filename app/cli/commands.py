@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from app import __version__
 from app.cli import (
-    INTERRUPTED,
     database,
     demo,
     doctor,
@@ -22,24 +20,7 @@ from app.cli import (
     translate,
 )
 
-
-class Interruptible(TyperGroup):
-    """Ends with one line and the usual exit code after a Ctrl-C."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command that the arguments name."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            pass
-        except typer.Abort as error:
-            if not isinstance(error.__context__, KeyboardInterrupt):  # at a question
-                raise
-        typer.echo("Interrupted.", err=True)
-        raise typer.Exit(INTERRUPTED)
-
-
-cli = typer.Typer(cls=Interruptible, no_args_is_help=True)
+cli = typer.Typer(no_args_is_help=True)
 cli.command()(serve.serve)
 cli.command()(serve.worker)
 cli.command()(translate.translate)

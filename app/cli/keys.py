@@ -10,7 +10,7 @@ import typer
 from app.cli.local import open_database
 from app.cli.output import AsJson, print_json, print_rows
 from app.request_context import RequestContext
-from app.types import LONGEST_GRACE_S
+from app.types import Scope
 
 if TYPE_CHECKING:
     from app.context import Services
@@ -31,8 +31,7 @@ def create(
         str, typer.Option(help="The project whose encoders, anchor sets and heads the key sees.")
     ] = "default",
     scope: Annotated[
-        list[str] | None,
-        typer.Option(help="read, write or admin: each includes the scopes before it."),
+        list[Scope] | None, typer.Option(help="Each includes those before it; default: read.")
     ] = None,
     days: Annotated[
         int | None,
@@ -47,21 +46,16 @@ def create(
     """Create a key and print it. It cannot be shown again."""
     from app.access.service import create_key
     from app.db.tables import now
-    from app.types import Scope
 
-    wrong = [item for item in scope or [] if item not in list(Scope)]
-    if wrong:
-        raise typer.BadParameter(f"There is no scope {wrong[0]!r}. Use read, write or admin.")
     if not project.strip() or not project.isprintable() or len(project) > 100:
         raise typer.BadParameter("The name of a project must have 1 to 100 printable characters.")
     with open_database() as services:
         expires_at = None if days is None else now() + timedelta(days=days)
-        scopes = [Scope(item) for item in scope or [Scope.read]]
         row, key = create_key(
             services,
             RequestContext(project),
             name=name,
-            scopes=scopes,
+            scopes=scope or [Scope.read],
             expires_at=expires_at,
             rate_limit=rate,
         )
@@ -91,27 +85,6 @@ def list_keys(
         expires = row.expires_at or (None if as_json else "never")
         lines.append((row.id, row.project, row.name, row.scopes, expires, used, state))
     print_rows(KEY_COLUMNS, lines, as_json=as_json)
-
-
-@cli.command("rotate")
-def rotate(
-    key_id: str,
-    grace: Annotated[
-        int,
-        typer.Option(min=0, max=LONGEST_GRACE_S, help="Seconds for which the old key still works."),
-    ] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Create a key with the same rights, and end this one."""
-    from app.access.service import rotate_key
-
-    with open_database() as services:
-        context = RequestContext(_project_of(services, key_id))
-        row, key = rotate_key(services, context, key_id, grace_s=grace)
-    if as_json:
-        print_json({"id": row.id, "project": row.project, "scopes": row.scopes, "key": key})
-    else:
-        typer.echo(key)
 
 
 @cli.command("revoke")

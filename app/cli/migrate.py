@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from app.cli import INTERRUPTED
 from app.cli.output import AsJson, print_json, print_rows, warn
@@ -18,21 +17,10 @@ if TYPE_CHECKING:
     from anchorage_client import Client, Job, Migration
 
 
-class PlanByDefault(TyperGroup):
-    """`anchorage migrate STORE --target NEW` is short for `anchorage migrate plan STORE ...`."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the arguments name, or `plan`."""
-        if args[0] not in self.commands and any(each.startswith("--target") for each in args):
-            args = ["plan", *args]
-        return super().resolve_command(ctx, args)
-
-
 cli = typer.Typer(
-    cls=PlanByDefault,
     no_args_is_help=True,
     help="Migrate a connected store to another encoder, next to the old vectors, and back.\n\n"
-    "Begin with `anchorage migrate STORE --target ENCODER --anchor-set SET`, which only plans.",
+    "Begin with `anchorage migrate plan STORE`, which writes nothing.",
 )
 
 Store = Annotated[str, typer.Argument(help="The name of the store.")]
@@ -197,7 +185,7 @@ def _find(client: Client, store: str) -> Migration:
     if not of_store:
         raise typer.BadParameter(
             f"No store {store} has a migration. `anchorage migrate status` lists all; to begin "
-            f"one: anchorage migrate {store} --target ENCODER --anchor-set SET"
+            f"one: anchorage migrate plan {store} --target ENCODER --anchor-set SET"
         )
     return client.migrations.get(of_store[0]["id"])
 

@@ -1,4 +1,4 @@
-"""How commands print: tables on a terminal, plain columns in a pipe, JSON with --json."""
+"""How commands print: columns for people, JSON with --json."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
@@ -20,23 +17,12 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
-    """Print rows: as objects with --json, as a table on a terminal, otherwise in plain columns.
-
-    Plain columns have one line a row at any width, so that grep and cut can read them.
-    """
+    """Print rows: as objects with --json, otherwise in columns, one line a row for grep."""
     if as_json:
         names = [column.replace(" ", "_") for column in columns]
         print_json([dict(zip(names, row, strict=True)) for row in rows])
         return
-    texts = [[as_text(cell) for cell in row] for row in rows]
-    console = Console()
-    if console.is_terminal:
-        table = Table(*columns, header_style="bold")
-        for row in texts:
-            table.add_row(*(escape(cell) for cell in row))
-        console.print(table)
-        return
-    lines = [list(columns), *texts]
+    lines = [list(columns), *([as_text(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))

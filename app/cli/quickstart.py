@@ -1,4 +1,4 @@
-"""`anchorage quickstart`: from a store or vectors to a working pair, and what to do with it."""
+"""`anchorage quickstart`: from a store to a working pair, and what to do with it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ from app.cli.service import DEFAULT_URL, Url, connect
 from app.cli.stores import TextField, VectorField
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from anchorage_client import Client
 
 #: kinds of stores by the scheme of their addresses
@@ -34,39 +31,27 @@ SCHEMES = {
     "https": "qdrant",
 }
 
-#: what the folder of a kind contains
-SIGNS = {
-    "chroma": "chroma.sqlite3",
-    "lancedb": "*.lance",
-    "qdrant": "meta.json",
-    "faiss": "*.faiss",
-}
-
-#: most anchors of two files: more take longer and gain little
-MAX_ANCHORS = 5_000
-
 
 def quickstart(
     source: Annotated[
         str,
         typer.Argument(
             help="Your store: an address (postgresql://..., http://... of Qdrant or Milvus), a "
-            "folder, a file, or the name of a connected one. Or an npy file of vectors by the old "
-            "encoder."
+            "folder, a file, or the name of a connected one."
         ),
     ],
     target: Annotated[
         str,
         typer.Option(
-            help="The new encoder: its name, or a model that sentence-transformers loads. For an "
-            "npy file, another one: the same items in the same order."
+            help="The new encoder: its name, or a model that sentence-transformers loads."
         ),
     ],
     old_encoder_runs: Annotated[
         bool, typer.Option(prompt="Can the old encoder still embed queries?", help="If it does.")
     ],
     kind: Annotated[
-        str | None, typer.Option(help="The kind of the store; default: by its address.")
+        str | None,
+        typer.Option(help="The kind of a folder or file; of a database, by its address."),
     ] = None,
     collection: Annotated[
         str | None, typer.Option("--collection", "--table", help="Its table or collection.")
@@ -74,7 +59,7 @@ def quickstart(
     text_field: TextField = None,
     vector_field: VectorField = None,
     items: Annotated[
-        int | None, typer.Option(help="Items of your index; default: rows of the store or file.")
+        int | None, typer.Option(help="Items of your index; default: rows of the store.")
     ] = None,
     texts_exist: Annotated[
         bool, typer.Option(help="Whether the items can be embedded again.")
@@ -87,43 +72,36 @@ def quickstart(
     It takes anchors from the store, and writes nothing to it. The report is in Markdown. Where no
     service answers on this machine, the command runs one on the data folder until it ends.
     """
-    is_file = source.endswith(".npy")
-    place = None
-    if not is_file and ("://" in source or Path(source).exists()):
+    place: dict[str, Any] | None = None
+    setting = None
+    if "://" in source or Path(source).exists():
         if collection is None:
             raise typer.BadParameter("Pass --collection with the name of the table or collection.")
+        source = source if "://" in source else str(Path(source).resolve())
         place = {
             "kind": kind or kind_of(source),
             "collection": collection,
             "vector_field": vector_field,
             "text_field": text_field,
         }
-        source = source if "://" in source else str(Path(source).resolve())
-    entries = {name: entry.url for name, entry in read_settings().stores.items()}
+        store = _name(collection.rpartition(".")[2])
+        entries = {name: entry.url for name, entry in read_settings().stores.items()}
+        # The name of an address that the settings do not list stands for this address alone.
+        unlisted = f"{store}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+        listed = next((name for name, each in entries.items() if each == source), unlisted)
+        place["address"] = listed
+        setting = None if listed in entries else json.dumps({listed: source})
     with ExitStack() as opened:
-        setting = None
-        if place is not None:
-            store = _name(str(collection).rpartition(".")[2])
-            # The name of an address that the settings do not list stands for this address alone.
-            unlisted = f"{store}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
-            listed = next((name for name, each in entries.items() if each == source), unlisted)
-            place["address"] = listed
-            setting = None if listed in entries else json.dumps({listed: source})
         _run_service(opened, url, setting)
         client = opened.enter_context(connect(url))
         undo = opened.enter_context(ExitStack())  # what a failure takes back
-        if is_file:
-            pair, rows = _pair_of_files(client, Path(source), Path(target))
-        else:
-            if place is not None:
-                _connect(client, undo, store, source, place)
-                source = store
-            pair, rows = _pair_of_store(client, source, target)
+        if place is not None:
+            _connect(client, undo, store, source, place)
+            source = store
+        pair, rows = _pair(client, source, target)
         typer.echo("Measuring: this can take a minute.", err=True)
         answer = client.advice(
-            source=pair["source"],
-            target=pair["target"],
-            anchor_set=pair["anchor_set"],
+            **pair,
             corpus_size=items or rows,
             old_encoder_runs=old_encoder_runs,
             text_exists=texts_exist,
@@ -132,8 +110,8 @@ def quickstart(
         undo.pop_all()
     if setting is not None:
         setting = without_password(setting)
-    more = {"store": None if is_file else source, "setting": setting, "url": url}
-    answer = {**pair, **answer, **more, "findings": findings}
+    more = {"store": source, "setting": setting, "url": url, "findings": findings}
+    answer = {**pair, **answer, **more}
     if as_json:
         print_json(answer)
     else:
@@ -141,20 +119,14 @@ def quickstart(
 
 
 def kind_of(address: str) -> str:
-    """Return the kind of the store at an address. Raises typer.BadParameter."""
+    """Return the kind of the database at an address. Raises typer.BadParameter."""
     scheme, separator, _ = address.partition("://")
     if separator and urlsplit(address).netloc.endswith(":19530"):
         return "milvus"
     if separator and scheme.lower() in SCHEMES:
         return SCHEMES[scheme.lower()]
-    place = Path(address)
-    if place.is_file() and place.open("rb").read(6) == b"SQLite":
-        return "sqlite-vec"
-    for kind, sign in SIGNS.items():
-        if place.is_dir() and any(place.glob(sign)):
-            return kind
     shown = f"{scheme}://..." if separator else address  # what follows may hold a password
-    raise typer.BadParameter(f"{shown} is no store that Anchorage knows. Pass --kind.")
+    raise typer.BadParameter(f"The kind of {shown} is not known. Pass --kind.")
 
 
 def without_password(address: str) -> str:
@@ -226,7 +198,7 @@ def _dim(address: str, place: dict[str, Any]) -> int:
         handles.close()
 
 
-def _pair_of_store(client: Client, store: str, target: str) -> tuple[dict[str, str], int]:
+def _pair(client: Client, store: str, target: str) -> tuple[dict[str, Any], int]:
     """Return a pair with anchors from a store's texts, and the store's rows."""
     there = client.stores.get(store)
     if target not in {row["name"] for row in client.encoders.list()}:
@@ -236,41 +208,6 @@ def _pair_of_store(client: Client, store: str, target: str) -> tuple[dict[str, s
     typer.echo(f"{target} embeds texts of {store}: this can take some minutes.", err=True)
     client.anchor_sets.get_or_create(name, store=store, encoders=[target])
     return {"source": there["encoder"], "target": target, "anchor_set": name}, there["rows"]
-
-
-def _pair_of_files(client: Client, old: Path, new: Path) -> tuple[dict[str, str], int]:
-    """Return a pair with anchors from two files, and their rows. Raises typer.BadParameter."""
-    import numpy as np
-
-    files = {f"{_name(old.stem)}-old": _read(old), f"{_name(new.stem)}-new": _read(new)}
-    source, target = files
-    if len(files[source]) != len(files[target]):
-        raise typer.BadParameter(
-            f"{old} has {len(files[source]):,} rows and {new} {len(files[target]):,}. Row i must "
-            "be the same item in both."
-        )
-    count = len(files[source])
-    chosen = np.unique(np.linspace(0, count - 1, min(MAX_ANCHORS, count)).astype(int))
-    anchors = {name: np.ascontiguousarray(rows[chosen]) for name, rows in files.items()}
-    digest = hashlib.sha256(b"".join(rows.tobytes() for rows in anchors.values())).hexdigest()
-    name = f"{source}-{target}-{digest[:8]}"  # other vectors are another set
-    for encoder, rows in anchors.items():
-        client.encoders.get_or_create(encoder, dim=rows.shape[1])
-    client.anchor_sets.get_or_create(name, embeddings=anchors)
-    return {"source": source, "target": target, "anchor_set": name}, count
-
-
-def _read(file: Path) -> NDArray[np.float32]:
-    """Return the rows of an npy file. Raises typer.BadParameter."""
-    import numpy as np
-
-    try:
-        rows: NDArray[Any] = np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{file} is no npy file: {error}") from None
-    if rows.ndim != 2 or rows.dtype.kind != "f":
-        raise typer.BadParameter(f"{file} must hold floats with one vector in each row.")
-    return rows.astype(np.float32, copy=False)
 
 
 def _report(answer: dict[str, Any]) -> Iterator[str]:
@@ -301,7 +238,4 @@ def _report(answer: dict[str, Any]) -> Iterator[str]:
     yield "Start the service with `anchorage serve`, and use the pair:\n\n```python"
     yield f'from anchorage_client import Client\n\nclient = Client("{answer["url"]}")'
     yield f'pair = client.pair("{pair["source"]}", "{pair["target"]}", "{pair["anchor_set"]}")'
-    if answer["store"]:
-        yield f'print(pair.search("{answer["store"]}", inputs=["a question"]).results[0].ids)\n```'
-    else:
-        yield "translated = pair.translate(vectors)  # of the old encoder\n```"
+    yield f'print(pair.search("{answer["store"]}", inputs=["a question"]).results[0].ids)\n```'

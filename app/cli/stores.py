@@ -94,15 +94,12 @@ def _print_store(store: Mapping[str, Any]) -> None:
 
 
 def print_space(space: Mapping[str, Any], encoder: str) -> None:
-    """Print which encoder a store's vectors look like."""
-    if space["verdict"] == "another":
-        warn(f"WARNING: its vectors look like those of {space['likeliest']}, not of {encoder}.")
-    elif space["verdict"] == "matches":
+    """Print which encoder a store's vectors look like; a note says more about a mixture."""
+    if space["verdict"] == "matches":
         typer.echo(f"Its vectors look like those of {encoder}.")
+    elif space["verdict"] == "another":
+        warn(f"WARNING: its vectors look like those of {space['likeliest']}, not of {encoder}.")
     elif space["verdict"] == "mixed":
         warn("WARNING: it holds rows of several encoders.")
     else:
-        unlike = f": {space['unlike']:.0%} of {space['rows']:,} sampled rows look like no encoder"
-        known = any(each["encoder"] == encoder for each in space["encoders"])
-        why = unlike if known else f", because {encoder} has no anchors yet"
-        warn(f"It is not known whether {encoder} made its vectors{why}.")
+        warn(f"No anchors tell whether {encoder} made its vectors.")

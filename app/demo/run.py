@@ -84,7 +84,7 @@ def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
             search(client, pack, sentence, console)
             report = measure(client, pack, console)
             translated = translate(client, pack)
-    picture.draw_translations(pack, translated, out / "map.png", console)
+    picture.draw_map(pack, translated, out / "map.png", console)
     console.print(
         "\nWith your own index: [bold]anchorage quickstart --help[/bold]\n"
         f"Done in {time.monotonic() - began:.0f} s."

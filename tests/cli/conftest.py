@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import re
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-import uvicorn
 from typer.testing import CliRunner, Result
 
 from app.cli.commands import cli
 from app.main import create_app
 from app.settings import Settings
-from tests.waiting import slack
+from tests.fixtures.http import listening
 
 
 def said(text: str) -> str:
@@ -39,16 +35,20 @@ class Terminal:
         }
         self.environment = {"COLUMNS": "200", **given}
 
-    def run(self, *arguments: object, answers: str = "") -> Result:
-        return CliRunner().invoke(
-            cli, [str(each) for each in arguments], env=self.environment, input=answers
-        )
+    def run(self, *arguments: object) -> Result:
+        return CliRunner().invoke(cli, [str(each) for each in arguments], env=self.environment)
 
     def ok(self, *arguments: object) -> str:
         """What it prints when it succeeds."""
         result = self.run(*arguments)
         assert result.exit_code == 0, result.output
         return said(result.output)
+
+    def json(self, *arguments: object) -> Any:
+        """What it prints with --json when it succeeds."""
+        result = self.run(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
 
     def refusal(self, *arguments: object) -> str:
         """What it prints when it refuses."""
@@ -60,18 +60,8 @@ class Terminal:
 @contextmanager
 def running(settings: Settings) -> Iterator[str]:
     """Serve in this process, and yield the address."""
-    with ExitStack() as stack:
-        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        config = uvicorn.Config(create_app(settings), log_config=None, access_log=False, ws="none")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        stack.callback(thread.join)
-        stack.callback(setattr, server, "should_exit", True)
-        deadline = time.monotonic() + 30 * slack()
-        while not server.started and time.monotonic() < deadline:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with listening(create_app(settings)) as (host, port):
+        yield f"http://{host}:{port}"
 
 
 @pytest.fixture

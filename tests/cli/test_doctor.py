@@ -4,52 +4,43 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 import torch
+from fastapi import FastAPI
 from redis import Redis
-from sqlalchemy import update
-from typer.testing import CliRunner
 
-from app.cli import doctor
-from app.cli.commands import cli
 from app.db import tables
 from app.db.blobs import BlobStore
 from app.db.session import Database
 from app.db.tables import now
-from scripts.servers import free_port, serve
+from app.demo.server import free_port
+from app.settings import Settings
+from tests.cli.conftest import Terminal, running
 from tests.fixtures.db import RedisServer
+from tests.fixtures.http import listening
+
+Found = tuple[int, dict[str, tuple[str, str]]]
 
 
-def examine(tmp_path: Path, *arguments: str, **settings: str) -> tuple[int, dict[str, list[Any]]]:
+def examine(data_dir: Path, *arguments: str, **settings: str) -> Found:
     """The exit code, and (state, detail and advice) of each check."""
-    given = {f"ANCHORAGE_{name.upper()}": value for name, value in settings.items()}
-    env = {"ANCHORAGE_DATA_DIR": str(tmp_path), "ANCHORAGE_PORT": str(free_port()), **given}
-    result = CliRunner().invoke(cli, ["doctor", "--json", *arguments], env=env)
-    found: dict[str, list[Any]] = {}
-    for each in json.loads(result.stdout)["checks"]:
-        found.setdefault(each["check"], []).append(
-            (each["state"], f"{each['detail']} {each['advice']}")
-        )
-    return result.exit_code, found
+    terminal = Terminal(data_dir=data_dir, port=free_port(), **settings)
+    result = terminal.run("doctor", "--json", *arguments)
+    checks = json.loads(result.stdout)["checks"]
+    return result.exit_code, {
+        each["check"]: (each["state"], f"{each['detail']} {each['advice']}") for each in checks
+    }
 
 
 @pytest.fixture
 def folder(tmp_path: Path, migrated_sqlite: Path) -> Path:
-    (tmp_path / "anchorage.db").write_bytes(migrated_sqlite.read_bytes())
+    shutil.copy(migrated_sqlite, tmp_path / "anchorage.db")
     return tmp_path
-
-
-def encoder() -> tables.EncoderRow:
-    return tables.EncoderRow(
-        project="default", name="a", kind="external", dim=3, modality="text", options={}
-    )
 
 
 def add(folder: Path, row: tables.Base) -> None:
@@ -59,136 +50,115 @@ def add(folder: Path, row: tables.Base) -> None:
     db.close()
 
 
-def test_a_running_service_is_healthy(tmp_path: Path):
-    with serve(data_dir=tmp_path) as server:
-        code, found = examine(tmp_path, "--url", f"http://127.0.0.1:{server.port}")
-    assert code == 0, found
-    assert {state for checks in found.values() for state, _ in checks} == {"ok"}
-    assert {"data dir", "database", "redis", "keys", "jobs", "service"} <= found.keys()
-
-
-def test_another_program_is_no_service(tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def answer() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(65_536)
-                head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"
-                connection.sendall(head)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        code, found = examine(tmp_path, "--url", url)
-        thread.join()
-    assert (code, found["service"][0][0]) == (1, "failed")
-    assert "is another program, and not Anchorage" in found["service"][0][1]
-
-
-def test_a_fresh_machine_is_told_what_to_start(tmp_path: Path):
-    code, found = examine(tmp_path / "new")
-    assert code == 0
-    assert [state for state, _ in found["database"]] == ["warning"]
-    assert "anchorage db upgrade" in found["database"][0][1]
-    assert "anchorage serve" in found["service"][0][1]
-
-
-def test_it_creates_nothing(tmp_path: Path):
-    data = tmp_path / "data"
-    before = list(tmp_path.rglob("*"))
-    assert examine(tmp_path, data_dir=str(data))[0] == 0
-    examine(tmp_path, data_dir=str(data), database_url=f"sqlite:///{data}.db")
-    assert list(tmp_path.rglob("*")) == before
-
-
-def test_an_unknown_variable_names_the_nearest_setting(folder: Path):
-    _, found = examine(folder, prot="1")
-    assert ("warning", "ANCHORAGE_PROT is no setting. Did you mean ANCHORAGE_PORT?") in found[
-        "settings"
-    ]
-
-
-def test_parts_that_do_not_answer_are_failures(tmp_path: Path):
-    address = f"127.0.0.1:{free_port()}"
-    code, found = examine(
-        tmp_path,
-        *("--url", f"http://{address}"),
-        database_url=f"postgresql://user:secret@{address}/x",
-        redis_url=f"redis://:secret@{address}",
+def encoder() -> tables.EncoderRow:
+    return tables.EncoderRow(
+        project="default", name="a", kind="external", dim=3, modality="text", options={}
     )
+
+
+def test_a_running_service_is_healthy_and_people_get_a_line_for_each_check(tmp_path: Path) -> None:
+    with running(Settings(data_dir=tmp_path)) as url:
+        code, found = examine(tmp_path, "--url", url)
+        printed = Terminal(data_dir=tmp_path).run("doctor", "--url", url).stdout
+    assert code == 0, found
+    assert {state for state, _ in found.values()} == {"ok"}
+    checks = ["settings", "service", "data dir", "redis", "database"]
+    checks += ["keys", "files", "jobs", "stores"]
+    assert list(found) == checks
+    assert [line[9:18].strip() for line in printed.splitlines()] == checks
+
+
+def test_another_program_is_no_service(tmp_path: Path) -> None:
+    with listening(FastAPI()) as (host, port):
+        code, found = examine(tmp_path, "--url", f"http://{host}:{port}")
+    assert (code, found["service"][0]) == (1, "failed")
+    assert "is another program, and not Anchorage" in found["service"][1]
+
+
+def test_on_a_fresh_machine_it_creates_nothing_and_says_what_to_start(tmp_path: Path) -> None:
+    code, found = examine(tmp_path / "new")
+    assert (code, found["database"][0]) == (0, "warning")
+    assert "anchorage db upgrade" in found["database"][1]
+    assert "anchorage serve" in found["service"][1]
+    examine(tmp_path / "new", database_url=f"sqlite:///{tmp_path / 'new.db'}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_that_do_not_answer_are_failures(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    places = {
+        "database_url": f"postgresql://user:secret@{address}/x",
+        "redis_url": f"redis://:secret@{address}",
+    }
+    code, found = examine(tmp_path, "--url", f"http://{address}", **places)
     assert code == 1
-    for check in ("database", "redis", "service"):
-        assert found[check][0][0] == "failed", check
+    assert {found[check][0] for check in ("database", "redis", "service")} == {"failed"}
     assert "secret" not in str(found)
 
 
-def test_an_old_schema_is_a_failure(folder: Path, postgres_url: str):
-    with psycopg.connect(postgres_url.replace("+psycopg", "")):
-        code, found = examine(folder, database_url=postgres_url)
-    assert code == 1
-    assert found["database"][0][0] == "failed"
-    assert "Run `anchorage db upgrade`." in found["database"][0][1]
+def neglected_job() -> tables.Base:
+    return tables.JobRow(
+        project="default",
+        kind="bootstrap",
+        arguments={},
+        state="queued",
+        created_at=now() - timedelta(minutes=10),
+    )
 
 
-def test_a_public_service_without_keys_is_a_warning_and_with_no_key_a_failure(folder: Path):
-    beyond = "0.0.0.0"  # noqa: S104
-    code, found = examine(folder, host=beyond, auth="none")
-    assert (code, found["keys"][0][0]) == (0, "warning")
-    code, found = examine(folder, host=beyond)
-    assert (code, found["keys"][0][0]) == (1, "failed")
-    assert "anchorage keys create" in found["keys"][0][1]
+def lost_store() -> tables.Base:
+    store = {"kind": "lancedb", "address": "gone", "collection": "docs", "encoder": encoder()}
+    return tables.StoreRow(project="default", name="docs", **store)
 
 
-def test_jobs_that_nothing_takes_are_a_failure(folder: Path, monkeypatch):
-    db = Database(f"sqlite:///{folder / 'anchorage.db'}")
-    with db.transaction() as session:
-        session.add(
-            tables.JobRow(project="default", kind="bootstrap", arguments={}, state="queued")
-        )
-        session.flush()
-        session.execute(update(tables.JobRow).values(created_at=now() - timedelta(minutes=10)))
-    db.close()
-    code, found = examine(folder)
-    assert (code, found["jobs"][0][0]) == (1, "failed")
-    assert "anchorage serve" in found["jobs"][0][1]
-    monkeypatch.setattr(doctor, "LONG_QUEUED_S", 3600)
-    assert examine(folder)[1]["jobs"][0][0] == "ok"
+@pytest.mark.parametrize(
+    ("row", "settings", "check", "state", "text"),
+    [
+        (None, {"prot": "1"}, "settings", "warning", "no setting. Did you mean ANCHORAGE_PORT?"),
+        (None, {"host": "0.0.0.0", "auth": "none"}, "keys", "warning", "Anyone who reaches"),  # noqa: S104
+        (None, {"host": "0.0.0.0"}, "keys", "failed", "anchorage keys create"),  # noqa: S104
+        (neglected_job, {}, "jobs", "failed", "anchorage serve"),
+        (lost_store, {}, "stores", "failed", "The store docs has the address 'gone'"),
+    ],
+)
+def test_a_fault_is_named_with_what_to_do(
+    folder: Path,
+    row: Callable[[], tables.Base] | None,
+    settings: dict[str, Any],
+    check: str,
+    state: str,
+    text: str,
+) -> None:
+    if row is not None:
+        add(folder, row())
+    code, found = examine(folder, **settings)
+    assert (code, found[check][0]) == (int(state == "failed"), state)
+    assert text in found[check][1]
 
 
-def test_vectors_that_the_data_dir_lacks_are_a_failure(folder: Path):
+def test_an_old_schema_is_a_failure(folder: Path, postgres_url: str) -> None:
+    code, found = examine(folder, database_url=postgres_url)
+    assert (code, found["database"][0]) == (1, "failed")
+    assert "Run `anchorage db upgrade`." in found["database"][1]
+
+
+def test_vectors_that_the_data_dir_lacks_are_a_failure(folder: Path) -> None:
     blobs = BlobStore(folder / "blobs")
     space = tables.SpaceRow(
         encoder=encoder(), blob=blobs.put({"x": torch.eye(3)}), health={}, project="default"
     )
     add(folder, tables.AnchorSetRow(project="default", name="s", size=3, spaces=[space]))
-    assert examine(folder)[1]["files"] == [("ok", "The data dir has all files of vectors: 1. ")]
+    assert examine(folder)[1]["files"] == ("ok", "The data dir has all files of vectors: 1. ")
     shutil.rmtree(folder / "blobs")
     code, found = examine(folder)
-    [(state, text)] = found["files"]
-    assert (code, state) == (1, "failed")
-    assert "1 of 1 files of vectors are missing" in text
-    assert "ANCHORAGE_DATA_DIR" in text
-    assert "restore a backup of the folder" in text
+    assert (code, found["files"][0]) == (1, "failed")
+    assert "1 of 1 files of vectors are missing" in found["files"][1]
+    assert "restore a backup of the folder" in found["files"][1]
 
 
-def test_a_store_whose_address_is_not_listed_any_more_is_a_failure(folder: Path):
-    store = {"kind": "lancedb", "address": "gone", "collection": "docs", "encoder": encoder()}
-    add(folder, tables.StoreRow(project="default", name="docs", **store))
-    code, found = examine(folder)
-    [(state, text)] = found["stores"]
-    assert (code, state) == (1, "failed")
-    assert "docs: The server has no store address named 'gone'" in text
-
-
-def test_redis_must_take_writes(folder: Path, tmp_path_factory):
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    try:
-        with Redis.from_url(server.url) as admin:
-            assert examine(folder, redis_url=server.url)[1]["redis"][0][0] == "ok"
-            admin.config_set("min-replicas-to-write", "1")
-            code, found = examine(folder, redis_url=server.url)
-            assert (code, found["redis"][0][0]) == (1, "failed")
-    finally:
-        server.kill()
+def test_redis_must_take_writes(folder: Path, redis_server: RedisServer) -> None:
+    assert examine(folder, redis_url=redis_server.url)[1]["redis"][0] == "ok"
+    with Redis.from_url(redis_server.url) as admin:
+        admin.config_set("min-replicas-to-write", "1")
+    code, found = examine(folder, redis_url=redis_server.url)
+    assert (code, found["redis"][0]) == (1, "failed")

@@ -5,14 +5,9 @@ The table is in a real PostgreSQL with pgvector.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -20,6 +15,7 @@ import pytest
 from pgvector.psycopg import register_vector
 
 from anchorage_client import Client
+from anchorage_client._sync.jobs import Job
 from app.settings import Settings
 from tests.cli.conftest import Terminal, running, said
 from tests.moves.moving import (
@@ -31,7 +27,6 @@ from tests.moves.moving import (
     some,
 )
 from tests.pgvector_server import pgvector_server_of_process
-from tests.waiting import slack
 
 ROWS = 600
 SERVER = pgvector_server_of_process
@@ -69,12 +64,12 @@ def terminal(tmp_path: Path, table: str) -> Iterator[Terminal]:
 
 def test_the_whole_way_and_back(terminal: Terminal, table: str) -> None:
     before = vectors(table)
-    printed = terminal.ok("migrate", "docs", *PAIR, "--no-old-encoder-runs")
+    printed = terminal.ok("migrate", "plan", "docs", *PAIR, "--no-old-encoder-runs")
     for words in ("keep", "translate", "re-embed", "The run writes 600 rows of 8 numbers"):
         assert words in printed
     assert "To begin: anchorage migrate run docs" in printed
     assert "planned" in terminal.ok("migrate", "status", "docs")
-    again = terminal.refusal("migrate", "docs", *PAIR)
+    again = terminal.refusal("migrate", "plan", "docs", *PAIR)
     assert "A store has one at a time: abandon it first." in again
 
     printed = terminal.ok("migrate", "run", "docs")
@@ -96,36 +91,34 @@ def test_the_whole_way_and_back(terminal: Terminal, table: str) -> None:
     assert "No store doc has a migration" in terminal.refusal("migrate", "finish", "doc")
     assert "is finished" in terminal.ok("migrate", "finish", "docs", "--yes")
     assert vectors(table).shape == (ROWS, NEW_DIM)
-    [listed] = json.loads(terminal.run("migrate", "status", "--json").stdout)
+    [listed] = terminal.json("migrate", "status")
     assert (listed["store"], listed["state"]) == ("docs", "finished")
     assert "has ended" in terminal.refusal("migrate", "run", "docs")
 
 
 def test_an_abandoned_plan_can_be_made_again_by_scripts(terminal: Terminal) -> None:
-    made = terminal.run("migrate", "plan", "docs", *PAIR, "--rows-per-second", "5000", "--json")
-    assert json.loads(made.stdout)["rows_per_second"] == 5000
-    ran = json.loads(terminal.run("migrate", "run", "docs", "--json").stdout)
-    assert ran["state"] == "filled"
+    made = terminal.json("migrate", "plan", "docs", *PAIR, "--rows-per-second", "5000")
+    assert made["rows_per_second"] == 5000
+    assert terminal.json("migrate", "run", "docs")["state"] == "filled"
     assert "is abandoned" in terminal.ok("migrate", "abandon", "docs", "--yes")
-    terminal.ok("migrate", "docs", *PAIR)
+    terminal.ok("migrate", "plan", "docs", *PAIR)
 
 
-@pytest.mark.long
-def test_ctrl_c_pauses_and_the_same_command_continues(terminal: Terminal) -> None:
-    terminal.ok("migrate", "docs", *PAIR, "--rows-per-second", "60")
-    command = [sys.executable, "-m", "app.cli", "migrate", "run", "docs"]
-    environment = {**os.environ, **terminal.environment}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        deadline = time.monotonic() + 120 * slack()
-        while "is running" not in terminal.ok("migrate", "status", "docs"):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "Paused. Continue with `anchorage migrate run docs`" in said(errors)
-    assert "Traceback" not in errors
+def test_ctrl_c_pauses_and_the_same_command_continues(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.ok("migrate", "plan", "docs", *PAIR, "--rows-per-second", "300")
+    wait, calls = Job.wait, []
+
+    def interrupted(self: Job[Any], **options: Any) -> Any:
+        calls.append(options)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return wait(self, **options)
+
+    monkeypatch.setattr(Job, "wait", interrupted)
+    stopped = terminal.run("migrate", "run", "docs")
+    assert stopped.exit_code == 130, stopped.output
+    assert "Paused. Continue with `anchorage migrate run docs`" in said(stopped.stderr)
     assert "is paused" in terminal.ok("migrate", "status", "docs")
     assert "600 of 600 rows have been read" in terminal.ok("migrate", "run", "docs")

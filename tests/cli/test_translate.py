@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +14,9 @@ from pyarrow import parquet
 from typer.testing import Result
 
 from anchorage_client import Client
+from app.bulk import parquet_file
 from app.settings import Settings
 from tests.cli.conftest import Terminal, running, said
-from tests.waiting import slack
 
 Translate = Callable[..., Result]
 
@@ -101,33 +97,24 @@ def test_a_folder_is_continued_and_what_cannot_be_is_said_in_a_sentence(
     assert "nowhere" in said(result.stderr)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number_of_signal", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_ends_early_keeps_complete_files_and_is_continued(
-    home: Path, url: str, translate: Translate, number_of_signal: signal.Signals
+def test_ctrl_c_keeps_complete_files_and_the_same_command_continues(
+    home: Path, translate: Translate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, out = home / "in", home / "out"
     folder.mkdir()
-    for number in range(40):
-        write(folder / f"{number:02d}.parquet", 5_000, 5_000)
-    command = [sys.executable, "-m", "app.cli", "translate", str(folder), str(out), *PAIR]
-    environment = {**os.environ, "ANCHORAGE_URL": url, "COLUMNS": "200"}
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        deadline = time.monotonic() + 120 * slack()
-        while not list(out.glob("0[0-9].parquet")) and time.monotonic() < deadline:
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(number_of_signal)
-        _, errors = process.communicate(timeout=60)
-    if number_of_signal == signal.SIGINT:
-        assert process.returncode == 130, errors
-        assert "Run the same command to continue" in said(errors)
-        assert "Traceback" not in errors
-        assert list(out.glob(".*partial")) == []
-    complete = len(list(out.glob("*.parquet")))
-    assert 0 < complete < 40
-    result = translate(*command[4:])
-    assert f"{complete} are complete." in result.stdout, result.output
-    assert parquet.read_table(out).num_rows == 40 * 5_000
+    for number in range(3):
+        write(folder / f"{number}.parquet", 10, 10)
+    done, translate_file = [], parquet_file.translate_file
+
+    def interrupted(*arguments: Any) -> int:
+        done.append(translate_file(*arguments))
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        return done[-1]
+
+    monkeypatch.setattr(parquet_file, "translate_file", interrupted)
+    stopped = translate(str(folder), str(out), *PAIR)
+    assert stopped.exit_code == 130, stopped.output
+    assert "Run the same command to continue" in said(stopped.stderr)
+    assert "2 are complete." in translate(str(folder), str(out), *PAIR).stdout
+    assert parquet.read_table(out).num_rows == 30
