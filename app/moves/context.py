@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from app.context import Services
 from app.db import tables
 from app.device_failures import is_device_failure
+from app.encoders import encoding
 from app.errors import AddressNotListed, AnchorageError, StoreChanged
 from app.moves.maps import MappedPage, MigrationMaps, OneWayMap, load_maps
-from app.moves.re_embedding import choose_rows, re_embed
 from app.request_context import RequestContext
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.stores.port import Changes, Migration, NewVectors, Store, StoreId, StoreVectors
@@ -66,15 +66,37 @@ class MigrationContext:
     def make_new(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
         """Return the new vectors of rows: translated, of anchors, or encoded again by the plan."""
         mapped = map_rows(self.maps.forward, vectors)
-        found, missing = mapped.vectors, mapped.undirected
-        chosen, encoded = np.flatnonzero(choose_rows(self.row.plan, mapped)), 0
-        if len(chosen):
-            wanted = [ids[place] for place in chosen.tolist()]
-            made = re_embed(self.services, self.context, self.row, self.store, wanted)
-            encodable = chosen[list(made.places)]
-            found[encodable], missing[encodable] = made.vectors, False
-            encoded = len(encodable)
-        return NewRows(found, int(mapped.known.sum()), encoded, np.flatnonzero(missing))
+        known = int(mapped.known.sum())
+        if not self.row.plan.get("re_embed") or mapped.known.all():
+            return NewRows(mapped.vectors, known, 0, np.flatnonzero(mapped.undirected))
+        places, encoded = self._encode(ids, np.flatnonzero(~mapped.known))
+        mapped.vectors[places], mapped.undirected[places] = encoded, False
+        return NewRows(mapped.vectors, known, len(places), np.flatnonzero(mapped.undirected))
+
+    def _encode(
+        self, ids: Sequence[StoreId], places: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], StoreVectors]:
+        """Return the rows at these places that have a text, and their vectors by the target.
+
+        A row is left out without text, and with a text that the encoder refuses. Longer texts than
+        the server reads are cut.
+        Raises the errors of the store, StoreUnsupported without texts, EncoderChanged where the
+        target makes other vectors than those of its anchors, and the errors of `encode` that are
+        not about a text.
+        """
+        encoding.require_same_vectors(self.row.target)
+        most = self.services.limits.input_characters
+        read = self.store.texts([ids[place] for place in places.tolist()])
+        texts = {
+            place: text[:most]
+            for place, text in zip(places.tolist(), read, strict=True)
+            if text is not None and text.strip()
+        }
+        accepted, encoded = encoding.encode_valid(
+            self.services, self.context, self.row.target, list(texts.values())
+        )
+        kept = np.fromiter(texts, dtype=np.intp, count=len(texts))[list(accepted)]
+        return kept, encoded.vectors.numpy()
 
     def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate old vectors, as a cutover needs it."""

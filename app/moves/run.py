@@ -25,6 +25,10 @@ from app.moves.service import wrong_state
 from app.stores.port import Page
 from app.types import MigrationState
 
+#: members of `position` that count rows: read, skipped, equal to an anchor, encoded again, and
+#: written by clients
+COUNTS = ("rows", "skipped", "anchors", "encoded", "applied")
+
 #: how often captured changes are applied during a sweep
 DRAINED_EVERY_S = 1.0
 
@@ -212,8 +216,3 @@ class Run:
             self._facts["rows_per_second"] = round(rate, 1)
             self._facts["eta_s"] = round(max(0, total - rows) / rate, 1) if rate > 0 else None
         self._progress(rows, max(rows, total, 1), self._facts)
-
-
-#: members of `position` that count rows: read, skipped, equal to an anchor, encoded again, and
-#: written by clients
-COUNTS = ("rows", "skipped", "anchors", "encoded", "applied")

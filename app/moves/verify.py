@@ -16,7 +16,6 @@ from app.jobs.progress import Progress
 from app.jobs.worker import JobResult
 from app.moves.context import FEW_CHANGES, MigrationContext, open_migration
 from app.moves.lease import Lease
-from app.moves.re_embedding import choose_rows
 from app.moves.sync import drain_held
 from app.stores.port import HearRows, Hits, Metric, Migration, Search, Side, StoreId, StoreVectors
 from app.types import MigrationState
@@ -158,9 +157,10 @@ def check_sample(move: MigrationContext, held: Lease) -> Check:
     Rows that the plan encodes again are left out.
     """
     page = move.store.sample(VERIFIED_ROWS)
-    mapped = move.maps.forward.map_rows(page.vectors)
-    chosen = choose_rows(held.row.plan, mapped)
-    ids = [each for each, encoded in zip(page.ids, chosen.tolist(), strict=True) if not encoded]
+    ids = list(page.ids)
+    if held.row.plan.get("re_embed"):  # only anchors keep their vectors
+        known = move.maps.forward.map_rows(page.vectors).known
+        ids = [ids[place] for place in np.flatnonzero(known).tolist()]
     differing: Sequence[StoreId] = ids
     for look in range(MAX_LOOKS):
         differing = find_different(move, differing)
