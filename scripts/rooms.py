@@ -66,7 +66,7 @@ OVER = {
     "app/heads": 990,
     "app/http": 2_720,
     "app/maths": 7_105,
-    "app/moves": 2_860,
+    "app/moves": 2_810,
     "app/openai": 730,
     "app/search": 3_820,
     "app/stores": 8_400,
