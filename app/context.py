@@ -31,6 +31,9 @@ TURN_WAIT_S = 30.0
 #: numbers that an answer may have for each vector that a request may have
 ANSWER_NUMBERS_A_VECTOR = 2_048
 
+#: bytes of a number in an answer: as float32, and as text or base64
+ANSWER_NUMBER_BYTES = 16
+
 
 @dataclass(frozen=True)
 class Limits:

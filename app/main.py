@@ -25,10 +25,12 @@ from app.bootstrap import endpoints as bootstrap
 from app.bootstrap import pool_endpoints as pools
 from app.context import REQUEST_FIT_S, Services
 from app.encoders import endpoints as encoders
+from app.errors import FitQueued
 from app.heads import endpoints as heads
 from app.http import admission, bodies, docs, problems
 from app.http.admission import Admission, AdmissionMiddleware
 from app.http.rates import RateLimiter
+from app.jobs import answers as job_answers
 from app.jobs import endpoints as jobs
 from app.moves import endpoints as migrations
 from app.openai import aliases, rerank
@@ -137,12 +139,22 @@ def create_app(settings: Settings) -> FastAPI:
         else health.SharedCheck(services.cache.store.takes_writes),
         device_failed=lambda: services.encoders.broken,
     )
-    app.state.admission = _admission(settings, services)
+    app.state.keys = KeyRing(services) if requires_keys(settings) else None
+    app.state.admission = Admission(
+        find_key=None if app.state.keys is None else app.state.keys.find,
+        rates=RateLimiter(settings.rate_limit, settings.redis_url, settings.redis_prefix),
+        hosts=_hosts(settings),
+        max_body_bytes=settings.max_body_bytes,
+        max_json=settings.max_json,
+        requests=Turns("requests", settings.max_in_flight),
+        bytes=Turns("bytes of requests", settings.max_in_flight_bytes),
+    )
     problems.install(app)
+    app.add_exception_handler(FitQueued, job_answers.fit_queued)
+    bodies.describe_bodies(app, [resource.router for resource in RESOURCES])
     for resource in RESOURCES:
         app.include_router(resource.router)
     console.install(app)
-    bodies.install(app)
     app.add_middleware(AdmissionMiddleware, admission=app.state.admission)
     tracing.install(app, services.db.engine)
     return app
@@ -160,18 +172,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _admission(settings: Settings, services: Services) -> Admission:
-    return Admission(
-        keys=KeyRing(services) if requires_keys(settings) else None,
-        rates=RateLimiter(settings.rate_limit, settings.redis_url, settings.redis_prefix),
-        hosts=_hosts(settings),
-        max_body_bytes=settings.max_body_bytes,
-        max_json=settings.max_json,
-        requests=Turns("requests", settings.max_in_flight),
-        bytes=Turns("bytes of requests", settings.max_in_flight_bytes),
-    )
 
 
 def _hosts(settings: Settings) -> frozenset[str] | None:

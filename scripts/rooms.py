@@ -58,19 +58,18 @@ FLOORS: list[tuple[str, dict[str, tuple[int, str]]]] = [
 ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.items()}
 #: rooms that are above their budgets, with the most lines that they may have until they are smaller
 OVER = {
-    "app": 1_880,
-    "app/access": 660,
+    "app": 1_879,
+    "app/access": 613,
     "app/bootstrap": 1_320,
-    "app/db": 2_080,
     "app/encoders": 3_760,
     "app/heads": 990,
-    "app/http": 2_720,
+    "app/http": 2_526,
     "app/maths": 7_105,
     "app/moves": 2_810,
     "app/openai": 730,
     "app/search": 3_820,
     "app/stores": 8_400,
-    "workers": 345,
+    "workers": 342,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.access import queries as access
 from app.access import service as api_keys
 from app.db import tables
-from app.http.bodies import body_docs, json_body
+from app.http.bodies import json_body
 from app.http.deps import AdminContext, Administers, Limit, Moment, Svc
 from app.http.fields import Body, RowModel
 from app.http.problems import documented
@@ -109,7 +109,6 @@ class AuditPage(BaseModel):
     status_code=201,
     summary="Create an API key",
     responses=documented(400, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewApiKey),
 )
 def create_api_key(
     context: AdminContext,
@@ -150,7 +149,6 @@ def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
     status_code=201,
     summary="Rotate an API key",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(Rotation),
 )
 def rotate_api_key(
     id: KeyId,
@@ -205,6 +203,6 @@ def _with_secret(row: tables.ApiKeyRow, key: str, response: Response) -> NewApiK
 
 def _forget(request: Request, key_id: str) -> None:
     """Makes this process look the key up again."""
-    key_ring = request.app.state.admission.keys
+    key_ring = request.app.state.keys
     if key_ring is not None:
         key_ring.forget(key_id)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from anyio import CapacityLimiter, move_on_after, to_thread
 from sqlalchemy.orm import Session
 
 from app.access import queries as access
@@ -26,7 +27,7 @@ from app.access.audit import record_audit
 from app.context import Services
 from app.db import tables
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest, Unauthenticated
-from app.request_context import RequestContext
+from app.request_context import Caller, RequestContext
 from app.types import RATE, Scope
 
 KEY_PATTERN = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
@@ -43,24 +44,12 @@ MAX_REMEMBERED_KEYS = 10_000
 #: how often `last_used_at` is written
 LAST_USED_PRECISION = timedelta(minutes=1)
 
-#: weakest first: each scope includes those before it
-SCOPE_ORDER = list(Scope)
+#: threads that look up keys that worked in this process before, and all other keys: a flood of
+#: wrong keys waits for its own threads. Nothing counts wrong keys: no client can guess 256 bits
+KEY_THREADS, UNKNOWN_KEY_THREADS = 8, 2
 
-
-@dataclass(frozen=True)
-class Caller:
-    """The caller of a request. Without keys: the project `default`, with every scope."""
-
-    project: str = "default"
-    key_id: str | None = None
-    scopes: frozenset[Scope] = frozenset(Scope)
-    rate_limit: str | None = None
-
-    def may(self, scope: Scope) -> bool:
-        """Whether one of the key's scopes is this scope or includes it."""
-        return scope in self.scopes or any(
-            SCOPE_ORDER.index(own) >= SCOPE_ORDER.index(scope) for own in self.scopes
-        )
+#: how long a key that worked within the last minute waits for the database
+KEY_LOOK_UP_S = 1.0
 
 
 def create_key(
@@ -77,13 +66,14 @@ def create_key(
         raise InvalidRequest(
             f"Expected a name of 1 to {tables.NAME_LENGTH} printable characters.", field="name"
         )
-    if not scopes:
-        raise InvalidRequest("Expected at least one scope: read, write or admin.", field="scopes")
     if expires_at is not None and (expires_at.tzinfo is None or expires_at <= tables.now()):
         raise InvalidRequest(
             "`expires_at` must lie in the future and have an offset from UTC.", field="expires_at"
         )
-    check_rate(rate_limit, field="rate_limit")
+    if rate_limit is not None and not re.fullmatch(RATE, rate_limit):
+        raise InvalidRequest(
+            "Expected a rate like 600/minute, or several separated by `;`.", field="rate_limit"
+        )
     with services.db.transaction() as session:
         return _add_key(
             session,
@@ -91,7 +81,7 @@ def create_key(
             "create",
             project=context.project,
             name=name,
-            scopes=[scope.value for scope in SCOPE_ORDER if scope in scopes],
+            scopes=[scope.value for scope in Scope if scope in scopes],
             rate_limit=rate_limit,
             expires_at=expires_at,
         )
@@ -134,29 +124,18 @@ def revoke_key(services: Services, context: RequestContext, key_id: str) -> None
             record_audit(session, context, "revoke", "api-key", key_id)
 
 
-def check_rate(text: str | None, *, field: str) -> None:
-    """Raises InvalidRequest unless the text is None or a rate like 600/minute."""
-    if text is None:
-        return
-    if not re.fullmatch(RATE, text):
-        raise InvalidRequest(
-            "Expected a rate like 600/minute, or several separated by `;`.", field=field
-        )
-
-
 @dataclass(frozen=True)
 class _KnownKey:
-    """A key that worked at its last look-up.
+    """A key that worked when it was last looked up, at `read_at`, and expires at `ends_at`."""
 
-    until       when to look it up again
-    away_until  the same while the database is away
-    """
-
-    key_id: str
-    secret_hash: str
     caller: Caller
-    until: float
-    away_until: float
+    secret_hash: str
+    read_at: float
+    ends_at: float
+
+    def counts(self, seconds: float) -> bool:
+        """Whether it was looked up within these seconds, and has not expired."""
+        return time.monotonic() < min(self.read_at + seconds, self.ends_at)
 
 
 class KeyRing:
@@ -166,58 +145,52 @@ class KeyRing:
         self._services = services
         self._known: OrderedDict[str, _KnownKey] = OrderedDict()
         self._lock = threading.Lock()
+        self._threads = CapacityLimiter(KEY_THREADS)
+        self._unknown_threads = CapacityLimiter(UNKNOWN_KEY_THREADS)
 
-    def recall(self, text: str) -> Caller | None:
-        """Return the caller of a key whose last look-up still counts, without IO.
+    async def find(self, text: str) -> Caller:
+        """Return the caller of a key, from memory or as `look_up`.
 
-        While the database is away, longer: as `outlast`.
+        A key that worked within KEY_TRUST_AWAY_S waits at most KEY_LOOK_UP_S for the database.
         """
-        if self._services.db.away:
-            return self.outlast(text)
-        remembered = self._find(text)
-        return (
-            remembered.caller
-            if remembered is not None and time.monotonic() < remembered.until
-            else None
-        )
-
-    def outlast(self, text: str) -> Caller | None:
-        """Return the caller of a key that is trusted while the database is away, without IO."""
-        remembered = self._find(text)
-        return (
-            remembered.caller
-            if remembered is not None and time.monotonic() < remembered.away_until
-            else None
-        )
-
-    def knows(self, text: str) -> bool:
-        """Whether the key worked at its last look-up, however long ago; without IO."""
-        return self._find(text) is not None
+        known, away = self._recall(text), self._services.db.away
+        if known is not None and known.counts(KEY_TRUST_AWAY_S if away else KEY_TRUST_S):
+            return known.caller
+        trusted = known is not None and known.counts(KEY_TRUST_AWAY_S)
+        with move_on_after(KEY_LOOK_UP_S if trusted else None):
+            return await to_thread.run_sync(
+                self.look_up,
+                text,
+                limiter=self._unknown_threads if known is None else self._threads,
+                abandon_on_cancel=trusted,
+            )
+        assert known is not None
+        return known.caller
 
     def look_up(self, text: str) -> Caller:
         """Return the caller of a key, looked up in the database.
 
-        While the database is away, keys that `outlast` trusts keep working. Raises Unauthenticated
-        for an unknown, wrong, expired or revoked key, and DatabaseUnavailable.
+        While the database is away, a key that worked within KEY_TRUST_AWAY_S keeps working. Raises
+        Unauthenticated for an unknown, wrong, expired or revoked key, and DatabaseUnavailable.
         """
-        patience_s = None if self.outlast(text) is None else 0.0
+        known = self._recall(text)
+        trusted = known is not None and known.counts(KEY_TRUST_AWAY_S)
         try:
-            remembered = self._read(text, patience_s)
+            found = self._read(text, 0.0 if trusted else None)
         except DatabaseUnavailable:
-            caller = self.outlast(text)
-            if caller is None:
+            if known is None or not known.counts(KEY_TRUST_AWAY_S):
                 raise
-            return caller
+            return known.caller
         except Unauthenticated:
-            if self.knows(text):
+            if known is not None:
                 self.forget(text.split("_")[1])
             raise
         with self._lock:
-            self._known[remembered.key_id] = remembered
-            self._known.move_to_end(remembered.key_id)
-            while len(self._known) > MAX_REMEMBERED_KEYS:
+            self._known[str(found.caller.key_id)] = found
+            self._known.move_to_end(str(found.caller.key_id))
+            if len(self._known) > MAX_REMEMBERED_KEYS:
                 self._known.popitem(last=False)
-        return remembered.caller
+        return found.caller
 
     def works(self, key_id: str) -> bool:
         """Whether the key still works, looked up now. Raises DatabaseUnavailable."""
@@ -230,32 +203,28 @@ class KeyRing:
         with self._lock:
             self._known.pop(key_id, None)
 
-    def _find(self, text: str) -> _KnownKey | None:
+    def _recall(self, text: str) -> _KnownKey | None:
+        """Return the key as it was last looked up, however long ago; without IO."""
         parsed = KEY_PATTERN.fullmatch(text)
         if parsed is None:
             return None
-        key_id, secret = parsed.groups()
         with self._lock:
-            remembered = self._known.get(key_id)
-        return (
-            remembered
-            if remembered is not None and hmac.compare_digest(_hash(secret), remembered.secret_hash)
-            else None
-        )
+            known = self._known.get(parsed[1])
+        is_it = known is not None and hmac.compare_digest(_hash(parsed[2]), known.secret_hash)
+        return known if is_it else None
 
-    def _read(self, text: str, patience_s: float | None) -> _KnownKey:
-        """Look a key up. Raises Unauthenticated, and DatabaseUnavailable after `patience_s`."""
+    def _read(self, text: str, wait_s: float | None) -> _KnownKey:
+        """Look a key up. Raises Unauthenticated, and DatabaseUnavailable after `wait_s`."""
         refusal = Unauthenticated("This API key is unknown, expired or revoked. Use another one.")
         parsed = KEY_PATTERN.fullmatch(text)
         if parsed is None:
             raise refusal
-        key_id, secret = parsed.groups()
         begun, now = time.monotonic(), tables.now()
-        with self._services.db.transaction(wait_s=patience_s) as session:
-            row = session.get(tables.ApiKeyRow, key_id)
+        with self._services.db.transaction(wait_s=wait_s) as session:
+            row = session.get(tables.ApiKeyRow, parsed[1])
             if (
                 row is None
-                or not hmac.compare_digest(_hash(secret), row.secret_hash)
+                or not hmac.compare_digest(_hash(parsed[2]), row.secret_hash)
                 or not _is_usable(row)
             ):
                 raise refusal
@@ -265,13 +234,7 @@ class KeyRing:
                 row.project, row.id, frozenset(Scope(scope) for scope in row.scopes), row.rate_limit
             )
             lasts_s = math.inf if row.expires_at is None else (row.expires_at - now).total_seconds()
-        return _KnownKey(
-            key_id,
-            row.secret_hash,
-            caller,
-            begun + min(KEY_TRUST_S, lasts_s),
-            begun + min(KEY_TRUST_AWAY_S, lasts_s),
-        )
+        return _KnownKey(caller, row.secret_hash, begun, begun + lasts_s)
 
 
 def _add_key(

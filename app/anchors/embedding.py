@@ -14,13 +14,8 @@ from app.anchors import from_store as store_anchors
 from app.anchors import service as anchor_sets
 from app.context import Services
 from app.db import resources, tables
-from app.encoders.encoding import (
-    Inputs,
-    check_inputs,
-    encode,
-    require_same_vectors,
-)
-from app.encoders.models.base import Input
+from app.encoders.encoding import check_inputs, encode, require_same_vectors
+from app.encoders.models.base import Input, Inputs
 from app.errors import (
     AnchorCountMismatch,
     EmptyVectors,

@@ -16,21 +16,11 @@ from app.anchors.schemas import AnchorSet, ItemsBody, ListedAnchorSet
 from app.db import resources, tables
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.http import fields
-from app.http.bodies import body_docs, json_body
-from app.http.deps import (
-    ASYNC,
-    After,
-    Limit,
-    PathName,
-    Prefer,
-    Reads,
-    Svc,
-    WriteContext,
-    accepted,
-    wants_job,
-)
+from app.http.bodies import json_body
+from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.fields import InputsBody, Name, Vectors
 from app.http.problems import documented
+from app.jobs.answers import ASYNC, Prefer, accepted, wants_job
 from app.jobs.schemas import Job
 
 router = APIRouter(prefix="/anchor-sets", tags=["Anchors"])
@@ -128,7 +118,6 @@ def _of_store(body: NewAnchorSet) -> StoreAnchors:
     status_code=201,
     summary="Create an anchor set",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
-    openapi_extra=body_docs(NewAnchorSet, npy=True),
 )
 def create_anchor_set(
     context: WriteContext,
@@ -177,7 +166,6 @@ def create_anchor_set(
     status_code=201,
     summary="Add an encoder's embeddings",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
-    openapi_extra=body_docs(NewEmbeddings, npy=True),
 )
 def add_embeddings(
     name: PathName,

@@ -11,7 +11,7 @@ from app.anchors import samples
 from app.anchors.samples import StoreCoverageOut
 from app.anchors.schemas import AnchorSet
 from app.errors import InvalidRequest, MissingField
-from app.http.bodies import body_docs, json_body
+from app.http.bodies import json_body
 from app.http.deps import PathName, Svc, WriteContext
 from app.http.fields import Body, Vectors
 from app.http.problems import documented
@@ -49,7 +49,6 @@ class SampledAnchorSet(AnchorSet):
     "/{encoder}",
     summary="Set the sample of a store",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewSample, npy=True),
 )
 def put_sample(
     name: PathName,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.anchors.embedding import MAX_SET_ENCODERS
 from app.db import tables
-from app.encoders.encoding import Inputs
+from app.encoders.models.base import Inputs
 from app.errors import InvalidRequest, NotExactlyOne
 from app.http.fields import (
     InputsBody,

@@ -10,11 +10,11 @@ from pydantic import ConfigDict, Field
 
 from app.bootstrap import alignment, pools
 from app.bootstrap import service as bootstrapping
-from app.encoders import encoding
+from app.encoders.models import base
 from app.encoders.models.base import Input
 from app.errors import NotExactlyOne
 from app.http import fields
-from app.http.bodies import body_docs, json_body
+from app.http.bodies import json_body
 from app.http.deps import Svc, WriteContext
 from app.http.fields import Body, Inputs, Name, Role, VectorsOrPool
 from app.http.problems import documented
@@ -116,7 +116,7 @@ def _pool_side(
     if (pool is None) == (inputs is None):
         raise NotExactlyOne(f"Send exactly one of `{field}` and `{side}_inputs`.", field=field)
     if inputs is not None:
-        return pools.PoolInput(f"{side}_inputs", encoding.Inputs(inputs, InputRole(role)))
+        return pools.PoolInput(f"{side}_inputs", base.Inputs(inputs, InputRole(role)))
     return pools.PoolInput(
         field, pool if isinstance(pool, str) else fields.parse_matrix(pool, field)
     )
@@ -127,7 +127,6 @@ def _pool_side(
     status_code=202,
     summary="Bootstrap an anchor set",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(BootstrapRequest),
 )
 def bootstrap(
     context: WriteContext,

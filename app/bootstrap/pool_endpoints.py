@@ -10,7 +10,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.bootstrap import pools
 from app.db import resources, tables
-from app.http.bodies import body_docs, json_body
+from app.http.bodies import json_body
 from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.fields import InputsBody, Name, RowModel, Vectors
 from app.http.problems import documented
@@ -70,7 +70,6 @@ class PoolPage(BaseModel):
     status_code=201,
     summary="Create a pool",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewPool, npy=True),
 )
 def create_pool(
     name: PathName,
@@ -97,7 +96,6 @@ def create_pool(
     status_code=201,
     summary="Add items to a pool",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewPiece, npy=True),
 )
 def extend_pool(
     name: PathName,

@@ -13,7 +13,8 @@ from app.access.audit import record_audit
 from app.context import Services
 from app.db import resources, tables
 from app.encoders import encoding, incoming
-from app.encoders.encoding import Inputs, check_inputs, encode, require_same_vectors
+from app.encoders.encoding import check_inputs, encode, require_same_vectors
+from app.encoders.models.base import Inputs
 from app.errors import (
     Conflict,
     DegenerateAnchors,

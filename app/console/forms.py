@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 from fastapi import Depends, Request
 
 from app.errors import Malformed, UnsupportedMedia
-from app.http.bodies import media_of, read_whole, refuse_encoded
+from app.http.bodies import media_of, read_whole
 
 #: most bytes of a form
 MAX_FORM_BYTES = 256 * 1024
@@ -24,7 +24,6 @@ async def _form(request: Request) -> dict[str, list[str]]:
             "This page reads `application/x-www-form-urlencoded`. Use the forms of the console.",
             field="Content-Type",
         )
-    refuse_encoded(request)
     data = bytes(await read_whole(request, MAX_FORM_BYTES))
     fields: dict[str, list[str]] = {}
     try:

@@ -99,5 +99,5 @@ def _details(request: Request, services: Services, project: str, id_: str) -> di
 def _words(request: Request) -> dict[str, Any]:
     return {
         "tones": wording.JOB_TONES,
-        "may_write": request.state.caller.may(Scope.write),
+        "may_write": request.state.context.may(Scope.write),
     }

@@ -108,7 +108,7 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
         "next_call": None if move is None else next_call(move),
         "calls": _calls(row),
         "states": wording.MIGRATION_STATES,
-        "may_write": request.state.caller.may(Scope.write),
+        "may_write": request.state.context.may(Scope.write),
     }
 
 

@@ -59,8 +59,8 @@ def render(
         asset=partial(asset_url, base),
         here=request.url.path.removeprefix(base).removeprefix(CONSOLE),
         navigation=NAVIGATION,
-        caller=getattr(request.state, "caller", None),
-        needs_key=request.app.state.admission.keys is not None,
+        caller=getattr(request.state, "context", None),
+        needs_key=request.app.state.keys is not None,
         version=__version__,
         **values,
     )

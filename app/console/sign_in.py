@@ -22,7 +22,7 @@ OWN_PAGE = re.compile(r"/console(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)*")
 @router.get(SIGN_IN)
 async def show_sign_in(request: Request, ended: bool = False, next: str = "") -> Response:
     """Shows the form for the key. Without keys, redirects to the stores."""
-    if request.app.state.admission.keys is None:
+    if request.app.state.keys is None:
         return redirect(request, CONSOLE)
     message = "You are signed out: the key no longer works." if ended else ""
     return render(request, "sign_in.html", message=message, next=_own(next))
@@ -31,7 +31,7 @@ async def show_sign_in(request: Request, ended: bool = False, next: str = "") ->
 @router.post(SIGN_IN)
 async def sign_in(request: Request, form: Form) -> Response:
     """Puts a key that works into the cookie. Raises Unauthenticated, RateLimited."""
-    if request.app.state.admission.keys is None:
+    if request.app.state.keys is None:
         return redirect(request, CONSOLE)
     key = text_of(form, "key")
     request.state.next_page = _own(text_of(form, "next"))  # the form keeps it after a wrong key

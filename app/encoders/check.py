@@ -24,7 +24,8 @@ from app.context import Services
 from app.db import resources, tables
 from app.encoders import incoming
 from app.encoders.differences import Cause, Explanation, explain
-from app.encoders.encoding import Inputs, encode, load_model, spec_of
+from app.encoders.encoding import encode, load_model, spec_of
+from app.encoders.models.base import Inputs
 from app.errors import (
     AnchorageError,
     ClientLeft,

@@ -17,7 +17,7 @@ from torch import Tensor
 from app.context import Limits, Services
 from app.db import tables
 from app.encoders.incoming import checked_vectors
-from app.encoders.models.base import EncoderModel, EncoderSpec, Input, Item
+from app.encoders.models.base import EncoderModel, EncoderSpec, Input, Inputs, Item
 from app.encoders.models.batcher import EncodeTask
 from app.errors import (
     AnchorageError,
@@ -52,18 +52,6 @@ RECHECK_MODEL_S = 10.0
 
 #: the prefix of an image in OpenAI's requests
 _DATA_URL = re.compile(r"data:image/[a-z.+-]{1,40};base64,", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Texts, or images as base64 or bytes, and their role in a search.
-
-    roles  the role of each value; None: all have `role`
-    """
-
-    values: Sequence[Input]
-    role: InputRole = InputRole.document
-    roles: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, eq=False)

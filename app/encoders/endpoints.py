@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -27,7 +25,7 @@ from app.encoders.check import EncoderCheck
 from app.encoders.models import base, options
 from app.encoders.models.options import ImageOptions, RemoteOptions, TextOptions
 from app.errors import InvalidRequest, MissingField
-from app.http.bodies import body_docs, json_body, read_body
+from app.http.bodies import json_body
 from app.http.deps import (
     After,
     Limit,
@@ -195,7 +193,6 @@ class CheckRequest(InputsBody):
     status_code=201,
     summary="Register an encoder",
     responses=documented(400, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewEncoder),
 )
 def create_encoder(
     context: WriteContext,
@@ -249,30 +246,15 @@ def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None
     encoders.delete_encoder(services, context, name)
 
 
-CHECK_BODY = body_docs(CheckRequest)
-CHECK_BODY["requestBody"]["required"] = False
-
-
-async def _read_check(request: Request) -> AsyncIterator[CheckRequest]:
-    """Yields the fields, which a request without a body does not have."""
-    headers = request.headers
-    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-        yield CheckRequest()
-    else:
-        async with asynccontextmanager(read_body)(CheckRequest, False, request) as body:
-            yield body
-
-
 @router.post(
     "/{name}/check",
     summary="Check an encoder",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=CHECK_BODY,
 )
 def check_encoder(
     name: PathName,
     context: WriteContext,
-    body: Annotated[CheckRequest, Depends(_read_check)],
+    body: Annotated[CheckRequest, json_body(CheckRequest, optional=True)],
     services: Svc,
 ) -> EncoderCheck:
     """Embeds up to 50 anchors again, and compares them with their stored vectors.

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from app.context import Limits, Services
+from app.context import ANSWER_NUMBER_BYTES, Limits, Services
 from app.errors import (
     TooManyVectors,
     blaming,
 )
 from app.maths.geometry import space as spaces
 from app.request_context import RequestContext
-
-#: bytes of a number in an answer: as float32, and as text or base64
-ANSWER_NUMBER_BYTES = 16
 
 
 def check_count(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> None:

@@ -13,9 +13,10 @@ from app.heads import service
 from app.heads.schemas import Head, HeadPage, NewHead, StitchAnswer, StitchRequest
 from app.http import answers
 from app.http.answers import Writer
-from app.http.bodies import VECTOR_ANSWERS, Call, body_docs, json_body, vector_call
-from app.http.deps import FIT_QUEUED, After, Limit, PathName, Reads, Svc, WriteContext
+from app.http.bodies import VECTOR_ANSWERS, Call, json_body, vector_call
+from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.problems import documented
+from app.jobs.answers import FIT_QUEUED
 from app.ops import metrics
 from app.request_context import RequestContext
 from app.translate.fields import row_flags, warning_members
@@ -49,7 +50,6 @@ def describe(row: tables.HeadRow) -> Head:
     status_code=201,
     summary="Register a head",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewHead),
 )
 def create_head(
     context: WriteContext,
@@ -95,7 +95,6 @@ def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(StitchRequest, npy=True, is_call=True),
 )
 async def stitch(call: Annotated[Call[StitchRequest], vector_call(StitchRequest)]) -> Response:
     """Predicts with a head that was trained on another encoder's vectors.

@@ -15,7 +15,7 @@ from app.access.audit import record_audit
 from app.context import Services
 from app.db import resources, tables
 from app.encoders import encoding, incoming
-from app.encoders.encoding import Inputs
+from app.encoders.models.base import Inputs
 from app.errors import Conflict, InvalidHead, MissingField, NotExactlyOne
 from app.heads import linear, onnx
 from app.heads.linear import LinearHead

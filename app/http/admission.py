@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,19 +19,18 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from anyio import CapacityLimiter, move_on_after, to_thread
+from anyio import CapacityLimiter
 from fastapi import Request
 from prometheus_client import Histogram
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.access.service import Caller, KeyRing
 from app.errors import AnchorageError, HostNotAllowed, OriginNotAllowed, Unauthenticated
 from app.http import bodies, docs, problems
 from app.http.rates import RateLimiter
 from app.ops import metrics
-from app.request_context import RequestContext
+from app.request_context import Caller, RequestContext
 from app.turns import Turns
 
 log = logging.getLogger("anchorage.request")
@@ -73,13 +73,6 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 EVENT_STREAMS = 100
 EVENTS_PATH = re.compile(r"/jobs/[^/]+/events")
 
-#: threads that look up keys that worked in this process before, and all other keys: a flood of
-#: wrong keys waits for its own threads. Nothing counts wrong keys: no client can guess 256 bits
-KEY_THREADS, UNKNOWN_KEY_THREADS = 8, 2
-
-#: how long a key that worked within the last minute waits for the database
-KEY_LOOK_UP_S = 1.0
-
 #: seconds between updates of the gauges
 GAUGES_EVERY_S = 1.0
 
@@ -88,16 +81,13 @@ GAUGES_EVERY_S = 1.0
 class Admission:
     """What decides whether the server admits a request.
 
-    keys      None: the server requires no key
+    find_key  returns the caller of a key; None: the server requires no key
     hosts     accepted names in the Host header; None: any name
     stopping  the server reports it in /readyz, and closes connections after their answer
-    threads   for look-ups of keys: slow requests can occupy all other threads
-    unknown_threads
-              the same for keys that have not worked in this process yet
     parsing   for large bodies of JSON, one at a time
     """
 
-    keys: KeyRing | None
+    find_key: Callable[[str], Awaitable[Caller]] | None
     rates: RateLimiter
     hosts: frozenset[str] | None
     max_body_bytes: int
@@ -107,10 +97,6 @@ class Admission:
     bytes: Turns
     event_streams: Turns = field(default_factory=lambda: Turns("event streams", EVENT_STREAMS))
     stopping: bool = False
-    threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(KEY_THREADS))
-    unknown_threads: CapacityLimiter = field(
-        default_factory=lambda: CapacityLimiter(UNKNOWN_KEY_THREADS)
-    )
     parsing: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
     def is_public(self, scope: Scope) -> bool:
@@ -136,7 +122,7 @@ class Admission:
 
     async def find_caller(self, text: str | None, address: str) -> Caller:
         """Returns the caller who sends this key, and counts the request against their rate."""
-        if self.keys is None:
+        if self.find_key is None:
             if self.rates.default is not None:
                 await self.rates.count(f"address {address}", self.rates.default)
             return Caller()
@@ -144,27 +130,11 @@ class Admission:
             raise Unauthenticated(
                 "The request has no API key. Send `Authorization: Bearer anc_...` or `X-API-Key`."
             )
-        caller = self.keys.recall(text) or await self._look_up(self.keys, text)
+        caller = await self.find_key(text)
         structlog.contextvars.bind_contextvars(key_id=caller.key_id)
         if (rate := caller.rate_limit or self.rates.default) is not None:
             await self.rates.count(f"key {caller.key_id}", rate)
         return caller
-
-    async def _look_up(self, keys: KeyRing, text: str) -> Caller:
-        """Returns the caller from the database.
-
-        A key that worked recently waits for a slow database at most KEY_LOOK_UP_S.
-        """
-        trusted = keys.outlast(text)
-        with move_on_after(None if trusted is None else KEY_LOOK_UP_S):
-            return await to_thread.run_sync(
-                keys.look_up,
-                text,
-                limiter=self.threads if keys.knows(text) else self.unknown_threads,
-                abandon_on_cancel=trusted is not None,
-            )
-        assert trusted is not None
-        return trusted
 
 
 class AnswerSender:
@@ -295,15 +265,16 @@ class AdmissionMiddleware:
                 left -= size
 
         reserve_bytes(_body_bytes(headers, admission.max_body_bytes))
-        context = RequestContext(
+        state["context"] = RequestContext(
             caller.project,
             caller.key_id,
+            caller.scopes,
+            caller.rate_limit,
             answer.request_id,
             # `watch_departure` stores it, after the body has been read
             on_departure=lambda call: state.get("on_departure", lambda _: None)(call),
             reserve_bytes=reserve_bytes,
         )
-        state.update(caller=caller, context=context)
 
     def _check_host(self, headers: Headers) -> None:
         """Raises HostNotAllowed: a page that makes a browser call loopback sends its own Host."""
@@ -328,7 +299,7 @@ class AdmissionMiddleware:
         if scope["method"] in SAFE_METHODS:
             if not console or _follows_link(headers):
                 return
-        elif not console and self._admission.keys is not None:
+        elif not console and self._admission.find_key is not None:
             return
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         if site is None:  # an old browser, or another client

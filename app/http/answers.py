@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
-from app.encoders.incoming import ANSWER_NUMBER_BYTES
+from app.context import ANSWER_NUMBER_BYTES
 from app.errors import InvalidRequest, NotAcceptable
 from app.http import media_types, npy
 from app.http.bodies import Call

@@ -1,16 +1,16 @@
 """Request bodies: received within a size and a deadline, parsed, and validated by a model.
 
-A route declares `body: Annotated[Model, json_body(Model)]` and `openapi_extra=body_docs(Model)`,
-both with `npy=True` if its body may be an npy file, whose fields are in the query string.
-A route that answers vectors in the format of its body declares
-`call: Annotated[Call[Model], vector_call(Model)]`.
+A route declares `body: Annotated[Model, json_body(Model)]`, with `npy=True` if its body may be an
+npy file, whose fields are in the query string. A route that answers vectors in the format of its
+body declares `call: Annotated[Call[Model], vector_call(Model)]`. `describe_bodies` adds both to the
+OpenAPI document.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +18,12 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 from anyio import to_thread
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 
-from app.access.service import Caller
 from app.context import Services
 from app.errors import (
     BodyTooLarge,
@@ -69,15 +69,13 @@ bearer = HTTPBearer(
 
 def context_of(request: Request, *scopes: str) -> RequestContext:
     """Returns the context that AdmissionMiddleware made."""
-    state = request.scope["state"]
-    caller: Caller = state["caller"]
+    context: RequestContext = request.scope["state"]["context"]
     for scope in scopes:
-        if scope not in caller.scopes and not caller.may(Scope(scope)):
-            held = ", ".join(sorted(caller.scopes))
+        if scope not in context.scopes and not context.may(Scope(scope)):
+            held = ", ".join(sorted(context.scopes))
             raise ScopeMissing(
                 f"This route needs a key with the scope `{scope}`. This key has: {held}."
             )
-    context: RequestContext = state["context"]
     return context
 
 
@@ -113,24 +111,23 @@ class Call(Generic[BodyT]):
         )
 
 
-def json_body(model: type[Body], *, npy: bool = False) -> Any:
+def json_body(model: type[Body], *, npy: bool = False, optional: bool = False) -> Any:
     """Returns a dependency for the validated body.
 
     A route declares it after the context, which refuses a key without the scope.
+
+    optional  a request without a body has the fields of an empty one
     """
-    return Depends(partial(read_body, model, npy))
+    return Depends(partial(read_body, model, npy, optional))
 
 
 def vector_call(model: type[Body], *, npy: bool = True) -> Any:
-    """Returns a dependency for the route's `Call`, with fields in the body or the query string.
+    """Returns a dependency for the route's `Call`.
 
     It is the route's only dependency, because FastAPI takes time for each one.
     """
     return Depends(partial(read_call, model, npy))
 
-
-#: the models of all bodies, which `install` adds to the OpenAPI document
-_described: list[type[BaseModel]] = [Problem]
 
 _FILE = {"schema": {"type": "string", "format": "binary", "description": "A matrix of floats."}}
 
@@ -138,34 +135,25 @@ _FILE = {"schema": {"type": "string", "format": "binary", "description": "A matr
 VECTOR_ANSWERS: dict[str, Any] = {"content": {media_types.NPY: _FILE}}
 
 
-def body_docs(
-    model: type[BaseModel], *, npy: bool = False, is_call: bool = False
-) -> dict[str, Any]:
-    """Returns a route's `openapi_extra`: its request body, and fields in the query string.
-
-    is_call  the route has a `vector_call`, which FastAPI does not know to need a key
-    """
-    _described.append(model)
-    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
-    content: dict[str, Any] = {media_types.JSON: {"schema": reference}}
-    extra: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
-    if npy:
-        content[media_types.NPY] = _FILE
-        extra["parameters"] = query_fields.parameters(model)
-    if is_call:
-        extra["security"] = [{bearer.scheme_name: [Scope.read.value]}]
-    return extra
-
-
-def install(app: FastAPI) -> None:
-    """Makes `app.openapi()` hold the models of request bodies, and problem documents."""
+def describe_bodies(app: FastAPI, routers: Iterable[APIRouter]) -> None:
+    """Makes `app.openapi()` hold the bodies of these routes, and problem documents."""
+    models: list[type[BaseModel]] = [Problem]
+    for route in (each for router in routers for each in router.routes):
+        assert isinstance(route, APIRoute)
+        for dependency in route.dependant.dependencies:
+            reader = dependency.call
+            if isinstance(reader, partial) and reader.func in (read_body, read_call):
+                models.append(reader.args[0])
+                route.openapi_extra = _body_docs(*reader.args)
+                if reader.func is read_call:  # FastAPI does not know that it needs a key
+                    route.openapi_extra["security"] = [{bearer.scheme_name: [Scope.read.value]}]
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schemas = make().setdefault("components", {}).setdefault("schemas", {})
             _, found = models_json_schema(
-                [(model, "validation") for model in dict.fromkeys(_described)],
+                [(model, "validation") for model in dict.fromkeys(models)],
                 ref_template="#/components/schemas/{model}",
             )
             for name, schema in found["$defs"].items():
@@ -176,16 +164,32 @@ def install(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
+def _body_docs(model: type[Body], npy: bool, optional: bool = False) -> dict[str, Any]:
+    """Returns a route's `openapi_extra`: its request body, and fields in the query string."""
+    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+    content: dict[str, Any] = {media_types.JSON: {"schema": reference}}
+    extra: dict[str, Any] = {"requestBody": {"required": not optional, "content": content}}
+    if npy:
+        content[media_types.NPY] = _FILE
+        extra["parameters"] = query_fields.parameters(model)
+    return extra
+
+
 async def read_no_body(request: Request) -> None:
     """Reads the body of a call without fields: nothing, or `{}`."""
-    body = await read_whole_body(request)
-    if bytes(body.data).strip() not in (b"", b"{}"):
+    media_of(request)
+    body = await read_whole(request, request.app.state.admission.max_json)
+    if bytes(body).strip() not in (b"", b"{}"):
         raise InvalidRequest("This call takes no fields. Send no body, or `{}`.")
 
 
-async def read_body(model: type[BodyT], npy: bool, request: Request) -> AsyncIterator[BodyT]:
+async def read_body(
+    model: type[BodyT], npy: bool, optional: bool, request: Request
+) -> AsyncIterator[BodyT]:
     """Yields the validated body, and watches for the client's departure."""
-    body, _ = await _read(model, npy, request)
+    headers = request.headers
+    is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+    body = model() if optional and is_empty else (await _read(model, npy, request))[0]
     with watch_departure(request):
         yield body
 
@@ -199,55 +203,52 @@ async def read_call(model: type[BodyT], npy: bool, request: Request) -> Call[Bod
     """
     begun = time.perf_counter()
     context = context_of(request, Scope.read)
-    body, whole = await _read(model, npy, request)
+    body, arrived = await _read(model, npy, request)
     parsed = time.perf_counter()
     services: Services = request.app.state.services
-    return Call(request, services, context, body, whole.media, begun, whole.arrived, parsed)
+    return Call(request, services, context, body, media_of(request), begun, arrived, parsed)
 
 
-async def _read(model: type[BodyT], npy: bool, request: Request) -> tuple[BodyT, WholeBody]:
-    """Returns the validated body, and the body as it arrived."""
-    media = media_of(request)
-    refuse_encoded(request)
+async def _read(model: type[BodyT], npy: bool, request: Request) -> tuple[BodyT, float]:
+    """Returns the validated body, and when all of it was here: a time of time.perf_counter()."""
+    media, admission = media_of(request), request.app.state.admission
     readable = (media_types.JSON, media_types.NPY) if npy else (media_types.JSON,)
     if media not in readable:
-        raise UnsupportedMedia(wrong_media(request, media, readable))
-    query: dict[str, Any] = {}
-    if request.scope["query_string"]:
-        query = query_fields.read(request, model if npy else None)
-    whole = await read_whole_body(request)
-    parse = partial(_parse, whole, query, model)
-    if whole.media == media_types.NPY or len(whole.data) <= INLINE_BODY_BYTES:
-        return parse(), whole
-    return await to_thread.run_sync(parse, limiter=request.app.state.admission.parsing), whole
+        route = f"{request.method} {request.url.path}"
+        wrong = f"{route} does not read {media[:100]}" if media else "The body has no Content-Type"
+        raise UnsupportedMedia(f"{wrong}. Send {' or '.join(readable)}.")
+    if media == media_types.NPY:
+        data = await read_whole(request, admission.max_body_bytes)
+        arrived = time.perf_counter()
+        # each route checks its limit of rows
+        fields = query_fields.read(request, model, npy_files.read(data))
+        return validate(model, fields, "query string"), arrived
+    # JSON has a smaller limit than npy: parsing it blocks all other threads
+    data = await read_whole(request, min(admission.max_json, admission.max_body_bytes))
+    arrived = time.perf_counter()
+    parse = partial(_parse, request, model, data)
+    if len(data) <= INLINE_BODY_BYTES:
+        return parse(), arrived
+    return await to_thread.run_sync(parse, limiter=admission.parsing), arrived
 
 
-def wrong_media(request: Request, media: str, readable: tuple[str, ...]) -> str:
-    """Returns what to answer to a Content-Type that the route does not read."""
-    route = f"{request.method} {request.url.path}"
-    sent = f"{route} does not read {media[:100]}" if media else "The request has no Content-Type"
-    return f"{sent}. Send {' or '.join(readable)}."
+def _parse(request: Request, model: type[BodyT], data: Data) -> BodyT:
+    """Returns the JSON as the model."""
+    fields = _parse_json(data)
+    for name in request.query_params:
+        raise InvalidRequest(
+            f"This request reads no query parameters. Send `{name[:100]}` in the body.",
+            field=name[:100],
+        )
+    return validate(model, fields)
 
 
 def validate(model: type[BodyT], fields: Any, place: Place = "body") -> BodyT:
-    """Returns the fields as the model; `place` is where the client sent them."""
+    """Returns the fields as the model. In a query string, all values are texts."""
     try:
-        return model.model_validate(fields)
+        return model.model_validate(fields, strict=None if place == "body" else False)
     except ValidationError as error:
         raise located(error, model, place=place) from None
-
-
-def _parse(whole: WholeBody, query: dict[str, Any], model: type[BodyT]) -> BodyT:
-    """Returns the body and the query string as the model."""
-    only_vectors = whole.media == media_types.NPY
-    if only_vectors:
-        # each route checks its limit of rows
-        fields: Any = {"vectors": npy_files.read(whole.data)}
-    else:
-        fields = _parse_json(whole.data)
-    if query:
-        fields = query_fields.join(fields, query, only_vectors=only_vectors)
-    return validate(model, fields, "query string" if only_vectors else "body")
 
 
 def _parse_json(data: Data) -> Any:
@@ -269,12 +270,10 @@ def _parse_json(data: Data) -> Any:
 
 
 def media_of(request: Request) -> str:
-    """Returns the media type of the body, without parameters."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    """Returns the media type of the body, without parameters.
 
-
-def refuse_encoded(request: Request) -> None:
-    """Raises UnsupportedMedia for a compressed body, whose size is unknown until it is unpacked."""
+    Raises UnsupportedMedia for a compressed body, whose size is unknown until it is unpacked.
+    """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedMedia(
@@ -282,29 +281,7 @@ def refuse_encoded(request: Request) -> None:
             "uncompressed.",
             field="Content-Encoding",
         )
-
-
-@dataclass(frozen=True)
-class WholeBody:
-    """A body as it arrived, and when it was complete: a time of time.perf_counter()."""
-
-    media: str
-    data: Data
-    arrived: float
-
-
-async def read_whole_body(request: Request) -> WholeBody:
-    """Returns the body.
-
-    JSON has a smaller limit than npy: parsing it blocks all other threads.
-    """
-    media, admission = media_of(request), request.app.state.admission
-    refuse_encoded(request)
-    most = admission.max_body_bytes
-    if media != media_types.NPY:
-        most = min(admission.max_json, most)
-    data = await read_whole(request, most)
-    return WholeBody(media, data, time.perf_counter())
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def read_whole(request: Request, limit: int) -> Data:
@@ -354,7 +331,6 @@ def watch_departure(request: Request) -> Iterator[None]:
     """
     loop = asyncio.get_running_loop()
     calls: list[Callable[[], object]] = []
-    watchers: list[asyncio.Task[None]] = []
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -362,25 +338,19 @@ def watch_departure(request: Request) -> Iterator[None]:
         for call in calls:
             call()
 
-    def begin() -> None:
-        if not watchers and not loop.is_closed():
-            watchers.append(loop.create_task(watch()))
-        elif watchers and watchers[0].done():  # the client left before this call was registered
-            for call in calls:
-                call()
-
-    def call_then(call: Callable[[], object]) -> None:
+    def register(call: Callable[[], object]) -> None:
         calls.append(call)
-        loop.call_soon_threadsafe(begin)
+        if watcher.done():  # the client has left already
+            call()
 
+    watcher = loop.create_task(watch())
     state = request.scope.setdefault("state", {})
-    state["on_departure"] = call_then
+    state["on_departure"] = lambda call: loop.call_soon_threadsafe(register, call)
     try:
         yield
     finally:
         del state["on_departure"]
-        for watcher in watchers:
-            watcher.cancel()
+        watcher.cancel()
 
 
 def _too_large(limit: int) -> BodyTooLarge:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Header, Path, Query, Request, Response, Security
+from fastapi import Depends, Path, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, SecurityScopes
 from pydantic import AfterValidator, AwareDatetime
 
 from app.context import Services
-from app.db import tables
 from app.http.bodies import bearer, context_of
 from app.http.fields import NAME_PATTERN
-from app.jobs.schemas import Job
 from app.request_context import RequestContext
 from app.types import Scope
 
@@ -71,36 +69,3 @@ After = Annotated[
     ),
 ]
 Limit = Annotated[int, Query(ge=1, le=1000, description="The most entries of a page, 1 to 1,000.")]
-
-
-#: the 202 of a route's `responses`
-ASYNC: dict[str, Any] = {
-    "model": Job,
-    "description": "The job that does the work; with `Prefer: respond-async`.",
-}
-#: the 202 of a route that may need a long fit
-FIT_QUEUED: dict[str, Any] = {
-    "model": Job,
-    "description": "The job that makes the fit which the request needs. Repeat the request when "
-    "it has ended.",
-}
-Prefer = Annotated[
-    str | None,
-    Header(description="`respond-async` leaves the work to a job (RFC 7240)."),
-]
-
-
-def wants_job(prefer: str | None) -> bool:
-    """Whether the client sent `Prefer: respond-async`."""
-    return prefer is not None and "respond-async" in {
-        item.partition(";")[0].strip().lower() for item in prefer.split(",")
-    }
-
-
-def accepted(response: Response, row: tables.JobRow, *, preferred: bool = True) -> Job:
-    """Returns the job as a 202 answer. `preferred`: whether the client sent `Prefer`."""
-    response.status_code = 202
-    response.headers["Location"] = f"/jobs/{row.id}"
-    if preferred:
-        response.headers["Preference-Applied"] = "respond-async"
-    return Job.model_validate(row)

@@ -200,18 +200,18 @@ def _fields_at(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
         annotations = [
             each.model_fields[part].annotation for each in models if part in each.model_fields
         ]
-        found = [deeper for each in annotations for deeper in _models_in(each)]
+        found = [deeper for each in annotations for deeper in models_in(each)]
         # A part that names no field is an index, a key, or the tag of a union.
         tagged = [each for each in models if part in _tags(each)]
         models = found or tagged or models
     return list(dict.fromkeys(name for each in models for name in each.model_fields))
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
-        yield from _models_in(part)
+        yield from models_in(part)
 
 
 def _tags(model: type[BaseModel]) -> set[Any]:

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from torch import Tensor
 
-from app.encoders import encoding
+from app.encoders.models import base
 from app.errors import (
     BadBase64,
     BadDtype,
@@ -116,17 +116,9 @@ _LISTS_SCHEMA = {
 }
 
 
-#: Stands for the rows of an npy body, where the query string names the field.
-BODY_ROWS = object()
-
-
 def _decode(value: Any, info: ValidationInfo) -> Any:
-    """The vectors as a tensor; null and BODY_ROWS stay as they are."""
-    return (
-        value
-        if value is None or value is BODY_ROWS
-        else parse_matrix(value, info.field_name or "vectors")
-    )
+    """The vectors as a tensor; null stays null."""
+    return None if value is None else parse_matrix(value, info.field_name or "vectors")
 
 
 #: Vectors in a body, decoded by `parse_matrix`.
@@ -159,7 +151,7 @@ Numbers = Annotated[
 class Body(BaseModel):
     """Base of every request body: refuses unknown fields and converts no types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -190,11 +182,11 @@ class InputsBody(Body):
     inputs: Inputs | None = Field(None, description="Texts or images that the service encodes.")
     input_type: Role = "document"
 
-    def encoder_inputs(self) -> encoding.Inputs | None:
+    def encoder_inputs(self) -> base.Inputs | None:
         """The inputs with their role, or None."""
         if self.inputs is None:
             return None
-        return encoding.Inputs(self.inputs, InputRole(self.input_type))
+        return base.Inputs(self.inputs, InputRole(self.input_type))
 
 
 def parse_matrix(value: Any, field: str) -> Tensor:

@@ -18,7 +18,6 @@ from app import errors
 from app.http import media_types
 from app.http.docs import ERRORS_PATH
 from app.http.field_errors import CODES, field_of, sentence
-from app.jobs.schemas import Job
 from app.ops import metrics
 
 log = logging.getLogger("anchorage")
@@ -234,23 +233,9 @@ async def anchorage_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.AnchorageError)
     if isinstance(error, errors.EncoderUnavailable) and error.__cause__ is not None:
         log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
-    if isinstance(error, errors.FitQueued):
-        return _queued(request, error)
     if isinstance(error, errors.Unavailable):
         log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
     return respond(request, error)
-
-
-def _queued(request: Request, error: errors.FitQueued) -> Response:
-    """Returns the job as 202; for a page, and for clients of OpenAI, who know no job, a 503."""
-    response = respond(request, error)
-    if response.media_type == media_types.PROBLEM:
-        response = Response(
-            Job.model_validate(error.job).model_dump_json(), 202, media_type=media_types.JSON
-        )
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    response.headers["Location"] = f"/jobs/{error.job.id}"
-    return response
 
 
 async def validation_error(request: Request, error: Exception) -> Response:

@@ -123,7 +123,7 @@ async def _events(
     An error ends the stream. The client is expected to reconnect.
     """
     admission = request.app.state.admission
-    key_id, key_ring = request.state.caller.key_id, admission.keys
+    key_id, key_ring = request.state.context.key_id, request.app.state.keys
     last_sent = last_checked = time.monotonic()
     while not admission.stopping:
         if row.version != seen:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Response
 
 from app.context import Services
-from app.http.bodies import body_docs, json_body, read_no_body
+from app.http.bodies import json_body, read_no_body
 from app.http.deps import Limit, Moment, Reads, Svc, WriteContext
 from app.http.fields import NAME_PATTERN
 from app.http.problems import documented
@@ -26,7 +26,6 @@ MigrationId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of 
     status_code=201,
     summary="Plan a migration",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewMigration),
 )
 def plan_migration(
     context: WriteContext,

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.db import resources, tables
-from app.http.bodies import body_docs, json_body
+from app.http.bodies import json_body
 from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.fields import Body, RowModel
 from app.http.problems import documented
@@ -46,7 +46,6 @@ class AliasPage(BaseModel):
     "/{name}",
     summary="Set an alias",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewAlias),
 )
 def put_alias(
     name: PathName,

@@ -32,7 +32,7 @@ from app.errors import (
     TokensNotRead,
 )
 from app.http import fields
-from app.http.bodies import body_docs, json_body
+from app.http.bodies import json_body
 from app.http.deps import ReadContext, Reads, Svc
 from app.http.fields import Body
 from app.http.problems import documented_as_openai
@@ -231,7 +231,6 @@ def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:
     "/embeddings",
     summary="Create embeddings",
     responses={200: {"model": Embeddings}, **documented_as_openai(400, 404, 413, 415, 422)},
-    openapi_extra=body_docs(EmbeddingsRequest),
     response_model=None,
 )
 def create_embeddings(

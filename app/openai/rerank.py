@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.db.name_cache import NameKey
 from app.encoders import encoding
 from app.errors import InvalidRequest
-from app.http.bodies import body_docs, json_body
+from app.http.bodies import json_body
 from app.http.deps import ReadContext, Svc
 from app.http.fields import Body
 from app.http.problems import documented_as_openai
@@ -91,7 +91,6 @@ def _texts(documents: list[str | dict[str, Any]]) -> list[str]:
     "/v1/rerank",
     summary="Order documents by an encoder",
     responses={200: {"model": RerankAnswer}, **documented_as_openai(400, 404, 413, 415, 422)},
-    openapi_extra=body_docs(RerankRequest),
     response_model=None,
 )
 @router.post("/v2/rerank", include_in_schema=False)

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.http import answers
-from app.http.bodies import body_docs, json_body
-from app.http.deps import FIT_QUEUED, ReadContext, Svc
+from app.http.bodies import json_body
+from app.http.deps import ReadContext, Svc
 from app.http.fields import Name
 from app.http.problems import documented
+from app.jobs.answers import FIT_QUEUED
 from app.maths.relevance.advice import FEWEST_QUERIES, AdvisedOption, Certainty
 from app.search import advice
 from app.search.advice import AdviceFacts
@@ -128,7 +129,6 @@ class AdviceOut(BaseModel):
     "/advice",
     summary="Advise what to do with an index",
     responses={202: FIT_QUEUED, **documented(400, 404, 409, 413, 415, 422)},
-    openapi_extra=body_docs(AdviceRequest),
 )
 def give_advice(
     context: ReadContext,

@@ -15,7 +15,8 @@ from app.anchors.embedding import read_inputs, write_inputs
 from app.anchors.from_store import STORE_READ_S, require_text_field
 from app.context import Services
 from app.db import resources, tables
-from app.encoders.encoding import Inputs, encode
+from app.encoders.encoding import encode
+from app.encoders.models.base import Inputs
 from app.errors import Conflict, InvalidRequest
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
 from app.errors import NotExactlyOne
-from app.http.bodies import body_docs, json_body
-from app.http.deps import Svc, WriteContext, accepted
+from app.http.bodies import json_body
+from app.http.deps import Svc, WriteContext
 from app.http.fields import Body, Name
 from app.http.problems import documented
+from app.jobs.answers import accepted
 from app.jobs.schemas import Job
 from app.maths.relevance.cloze import FEWEST_TEXTS, MIN_WORDS, USUAL_TEXTS
 from app.search import compare as comparison
@@ -48,7 +49,6 @@ class CompareRequest(Body):
     status_code=202,
     summary="Compare encoders without judgements",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(CompareRequest),
 )
 def compare_encoders(
     context: WriteContext,

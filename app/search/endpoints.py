@@ -12,9 +12,10 @@ from fastapi import APIRouter, Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.http import answers, media_types
-from app.http.bodies import Call, body_docs, json_body, vector_call
-from app.http.deps import FIT_QUEUED, PathName, ReadContext, Svc, WriteContext
+from app.http.bodies import Call, json_body, vector_call
+from app.http.deps import PathName, ReadContext, Svc, WriteContext
 from app.http.problems import documented
+from app.jobs.answers import FIT_QUEUED
 from app.maths.translators.translator import no_flags
 from app.ops import metrics
 from app.search import native_vectors, rescoring, service
@@ -37,7 +38,6 @@ CANDIDATE_COUNTS = metrics.BATCH_VECTORS.labels("rescore")
         **documented(400, 404, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(StoreSearchRequest),
 )
 async def search_store(
     name: PathName,
@@ -88,7 +88,6 @@ def delete_native_vectors(
         **documented(400, 404, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(RescoreRequest, is_call=True),
 )
 async def rescore(
     call: Annotated[Call[RescoreRequest], vector_call(RescoreRequest, npy=False)],

@@ -8,17 +8,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.errors import InvalidRequest
-from app.http.bodies import body_docs, context_of, json_body
-from app.http.deps import (
-    ASYNC,
-    Prefer,
-    ReadContext,
-    Svc,
-    accepted,
-    wants_job,
-)
+from app.http.bodies import context_of, json_body
+from app.http.deps import ReadContext, Svc
 from app.http.fields import Name, Vectors
 from app.http.problems import documented
+from app.jobs.answers import ASYNC, Prefer, accepted, wants_job
 from app.jobs.schemas import Job
 from app.search import judged as judged_evaluation
 from app.search.judgement_schemas import JudgedFields, RelevanceOut
@@ -166,7 +160,6 @@ class EvaluationOut(BaseModel):
     "/evaluate",
     summary="Evaluate a translation",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
-    openapi_extra=body_docs(EvaluateRequest),
 )
 def evaluate(
     context: ReadContext,

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.context import Services
 from app.db import tables
 from app.encoders import encoding, incoming
-from app.encoders.encoding import Inputs
+from app.encoders.models.base import Inputs
 from app.errors import (
     EncoderChanged,
     EncoderUnavailable,

@@ -11,7 +11,7 @@ from app.access.name_lookup import find_by_name
 from app.context import Services
 from app.db import tables
 from app.encoders import encoding
-from app.encoders.encoding import Inputs
+from app.encoders.models.base import Inputs
 from app.errors import InvalidRequest, MissingField, NotExactlyOne, TooManyVectors, blaming
 from app.maths.geometry.space import check_vectors
 from app.request_context import RequestContext

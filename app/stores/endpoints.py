@@ -12,7 +12,7 @@ from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from app.db import resources, tables
-from app.http.bodies import body_docs, json_body
+from app.http.bodies import json_body
 from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.fields import Body, Name, RowModel
 from app.http.problems import documented
@@ -241,7 +241,6 @@ def describe(report: StoreReport) -> StoreOut:
     status_code=201,
     summary="Connect a store",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewStore),
 )
 def create_store(
     context: WriteContext,

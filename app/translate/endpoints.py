@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.http import answers
-from app.http.bodies import VECTOR_ANSWERS, Call, body_docs, vector_call
-from app.http.deps import FIT_QUEUED
+from app.http.bodies import VECTOR_ANSWERS, Call, vector_call
 from app.http.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.http.problems import documented
+from app.jobs.answers import FIT_QUEUED
 from app.maths.translators.translator import ProductPrecision
 from app.ops import metrics
 from app.translate import service as apply
@@ -158,7 +158,6 @@ class RelativeAnswer(BaseModel):
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(TranslateRequest, npy=True, is_call=True),
 )
 async def translate(
     call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest)],
@@ -217,7 +216,6 @@ def _describe(answer: apply.MappedVectors) -> dict[str, Any]:
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(RelativeRequest, npy=True, is_call=True),
 )
 async def relative(
     call: Annotated[Call[RelativeRequest], vector_call(RelativeRequest)],

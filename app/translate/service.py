@@ -15,12 +15,12 @@ from anyio import to_thread
 from torch import Tensor
 
 from app.anchors import spaces
-from app.context import Limits, Services
+from app.context import ANSWER_NUMBER_BYTES, Limits, Services
 from app.db import tables
 from app.db.cache import Key, dataclass_codec
 from app.db.name_cache import NameKey
 from app.encoders import encoding, incoming
-from app.encoders.encoding import Inputs
+from app.encoders.models.base import Inputs
 from app.errors import AnchorageError, InvalidOption, UnknownOption, blaming
 from app.jobs.progress import Progress
 from app.jobs.worker import JobResult
@@ -305,7 +305,7 @@ def apply_map(
     *,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
-    number_bytes: int = incoming.ANSWER_NUMBER_BYTES,
+    number_bytes: int = ANSWER_NUMBER_BYTES,
     precision: ProductPrecision = "float32",
     pair: SpacePair | None = None,
 ) -> MappedVectors:
@@ -337,7 +337,7 @@ async def serve_map(
     request: MapRequest,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
-    number_bytes: int = incoming.ANSWER_NUMBER_BYTES,
+    number_bytes: int = ANSWER_NUMBER_BYTES,
     precision: ProductPrecision = "float32",
 ) -> MappedVectors:
     """Apply the map: at once if it is in memory and the vectors fit, else in a thread.

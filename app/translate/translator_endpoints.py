@@ -9,20 +9,11 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.db import tables
-from app.http.bodies import body_docs, json_body
-from app.http.deps import (
-    ASYNC,
-    Limit,
-    Prefer,
-    ReadContext,
-    Reads,
-    Svc,
-    WriteContext,
-    accepted,
-    wants_job,
-)
+from app.http.bodies import json_body
+from app.http.deps import Limit, ReadContext, Reads, Svc, WriteContext
 from app.http.fields import Name, RowModel
 from app.http.problems import documented
+from app.jobs.answers import ASYNC, Prefer, accepted, wants_job
 from app.jobs.schemas import Job
 from app.translate import estimate, queries, thresholds
 from app.translate import fit as translators
@@ -118,7 +109,6 @@ class TranslatorPage(BaseModel):
     status_code=201,
     summary="Fit a translator",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
-    openapi_extra=body_docs(TranslatorRequest),
 )
 def create_translator(
     context: WriteContext,

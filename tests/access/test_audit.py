@@ -25,7 +25,7 @@ KEY_ID = "k" * 32
 
 
 #: the context of one request
-REQUEST = RequestContext(PROJECT, KEY_ID, "request 1")
+REQUEST = RequestContext(PROJECT, KEY_ID, origin="request 1")
 
 
 def create(

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from app.access import service as api_keys
-from app.db.tables import ApiKeyRow
 
-PUBLIC = {
-    ("GET", "/livez"),
-    ("GET", "/readyz"),
-}
+PUBLIC = {("GET", "/livez"), ("GET", "/readyz")}
 
 #: Every other operation, by the weakest scope that may call it.
 OPERATIONS = {
@@ -77,18 +72,9 @@ def test_the_table_of_scopes_names_every_operation(locked):
     } == PUBLIC | set(NEEDED)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/livez",
-        "/readyz",
-        "/",
-        "/docs",
-        "/openapi.json",
-    ],
-)
-def test_health_and_the_documentation_need_no_key(locked, path):
-    assert locked.get(path).status_code == 200
+def test_health_and_the_documentation_need_no_key(locked):
+    for path in ("/livez", "/readyz", "/", "/docs", "/openapi.json"):
+        assert locked.get(path).status_code == 200
 
 
 def test_an_operation_answers_keys_of_its_scope_and_stronger_ones_only(
@@ -119,50 +105,6 @@ def test_a_key_may_come_in_either_header_and_the_scheme_in_any_case(locked, new_
         assert locked.get("/encoders", headers=headers).status_code == 200, headers
 
 
-def test_every_key_that_opens_nothing_is_refused_in_the_same_words(locked, new_key, bearing):
-    good, expired, revoked = (new_key(locked) for _ in range(3))
-    with locked.app.state.services.db.transaction() as session:
-        session.get(ApiKeyRow, expired.split("_")[1]).expires_at = datetime.now(UTC) - timedelta(
-            seconds=1
-        )
-        session.get(ApiKeyRow, revoked.split("_")[1]).revoked_at = datetime.now(UTC)
-    wrong_secret = good[:-1] + ("A" if good[-1] != "A" else "B")
-    unknown = good.replace(good.split("_")[1], "0" * 32)
-    bodies = []
-    for key in (
-        expired,
-        revoked,
-        wrong_secret,
-        unknown,
-        "anc_x",
-        "x",
-        good + "x",
-        good.upper(),
-        "\u00e9",
-        f"{good}\x00",
-    ):
-        for headers in (bearing(key), {"X-API-Key": key}):
-            answer = locked.get(
-                "/encoders", headers={name: value.encode() for name, value in headers.items()}
-            )
-            body = answer.json()
-            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-            del body["request_id"]
-            bodies.append(body)
-    assert all(body == bodies[0] for body in bodies)
-    assert locked.get("/encoders", headers=bearing(good)).status_code == 200
-
-
-def test_a_known_key_with_a_wrong_secret_is_refused_also_while_the_right_one_is_in_use(
-    locked, new_key, bearing
-):
-    good = new_key(locked)
-    other = good[:-1] + ("A" if good[-1] != "A" else "B")
-    assert [
-        locked.get("/encoders", headers=bearing(key)).status_code for key in (good, other, good)
-    ] == [200, 401, 200]
-
-
 def test_a_revoked_key_is_refused_at_once_and_its_row_stays(locked, refused, new_key, bearing):
     admin, doomed = new_key(locked), new_key(locked)
     id_ = doomed.split("_")[1]
@@ -191,17 +133,13 @@ def test_a_key_is_shown_once_and_never_again(locked, new_key, bearing, caplog):
     assert (answer.status_code, answer.headers["cache-control"]) == (201, "no-store")
     fresh = answer.json()
     secret = fresh["key"].split("_", 2)[2]
-    rotated = locked.post(
-        f"/api-keys/{fresh['id']}/rotate", json={"grace_s": 60}, headers=bearing(fresh["key"])
-    ).json()["key"]
     wrong = locked.get("/encoders", headers=bearing(fresh["key"] + "x"))
     assert wrong.status_code == 401
     seen = wrong.text + caplog.text
     for path in (f"/api-keys/{fresh['id']}", "/api-keys", "/audit", "/metrics"):
         seen += locked.get(path, headers=bearing(fresh["key"])).text
     assert fresh["id"] in seen
-    for text in (secret, rotated.split("_", 2)[2]):
-        assert text not in seen
+    assert secret not in seen
 
 
 @pytest.mark.parametrize(
@@ -250,31 +188,12 @@ def test_every_write_is_in_the_audit_log_with_its_key_and_its_request(locked, ne
     assert older == writes[1:2]
 
 
-# --- wrong keys -----------------------------------------------------------------------------------
-
-
-def wrong_key(number: int) -> str:
-    return f"anc_{number:032x}_{'A' * 43}"
-
-
-def test_no_number_of_wrong_keys_locks_out_a_valid_key_of_the_same_address(
-    locked, new_key, bearing
-):
-    valid = new_key(locked)
-    statuses = {
-        locked.get("/encoders", headers=bearing(wrong_key(number))).status_code
-        for number in range(40)
-    }
-    assert statuses == {401}
-    assert locked.get("/encoders", headers=bearing(valid)).status_code == 200
-
-
 def test_a_flood_of_wrong_keys_delays_no_key_that_worked(locked, new_key, bearing, monkeypatch):
     monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.0)  # every request looks its key up
     monkeypatch.setattr(api_keys, "KEY_TRUST_AWAY_S", 0.0)
     valid = new_key(locked)
     assert locked.get("/encoders", headers=bearing(valid)).status_code == 200
-    threads, flood = locked.app.state.admission.unknown_threads, [object(), object()]
+    threads, flood = locked.app.state.keys._unknown_threads, [object(), object()]
 
     async def occupy() -> None:
         assert threads.total_tokens == len(flood)

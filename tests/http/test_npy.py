@@ -63,9 +63,8 @@ def described(descr: str = "'<f4'", shape: str = "(5, 8)", order: str = "False")
     return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}\n"
 
 
-def send(
-    client: TestClient, body: bytes, path: str = TRANSLATE, media: str = NPY, **headers: str
-) -> Any:
+def send(client: TestClient, body: bytes, path: str = "", media: str = NPY, **headers: str) -> Any:
+    path = path or (TRANSLATE if media == NPY else "/translate")
     return client.post(path, content=body, headers={"content-type": media, **headers})
 
 
@@ -259,8 +258,8 @@ def forms() -> dict[str, tuple[str, bytes]]:
     """The same vectors in every form: media type and body."""
     base64 = {"dtype": "float32", "shape": [5, 8], "base64": b64encode(VECTORS.tobytes()).decode()}
     return {
-        "json": (JSON, json.dumps({"vectors": VECTORS.tolist()}).encode()),
-        "base64": (JSON, json.dumps({"vectors": base64}).encode()),
+        "json": (JSON, json.dumps({**PAIR, "vectors": VECTORS.tolist()}).encode()),
+        "base64": (JSON, json.dumps({**PAIR, "vectors": base64}).encode()),
         "npy": (NPY, written(VECTORS)),
     }
 
@@ -379,10 +378,8 @@ def read_query(more: str) -> TranslateRequest:
     """The fields of an npy body and a query string."""
     query = f"{TRANSLATE}&{more}".partition("?")[2].encode()
     request = Request({"type": "http", "headers": [], "query_string": query})
-    fields = query_fields.read(request, TranslateRequest)
-    vectors = {"vectors": npy.read(written(VECTORS))}
-    joined = query_fields.join(vectors, fields, only_vectors=True)
-    return bodies.validate(TranslateRequest, joined, "query string")
+    fields = query_fields.read(request, TranslateRequest, npy.read(written(VECTORS)))
+    return bodies.validate(TranslateRequest, fields, "query string")
 
 
 def test_fields_and_options_in_the_query_mean_what_they_mean_in_a_body(service):
@@ -392,7 +389,6 @@ def test_fields_and_options_in_the_query_mean_what_they_mean_in_a_body(service):
     query = TRANSLATE + "&method=irp&delta=0&omega=3&seed=11&renormalise=false&keep_norms=true"
     answer = send(service, written(VECTORS), query, accept=JSON).json()
     assert answer == listed
-    assert send(service, forms()["json"][1], query, JSON).json() == listed
     coordinates = numbers(send(service, written(VECTORS), RELATIVE + "&encode_power=1&ridge=0.5"))
     body = {
         "encoder": "first",
@@ -436,28 +432,16 @@ def test_relative_vectors_may_be_the_whole_body(service, refused):
         ("target=second", "invalid-request", "target"),
         ("seed=1&seed=2", "invalid-request", "seed"),
         ("seed=18446744073709551616", "invalid-request", "options.seed"),
-        ("seed=1.0", "invalid-request", "options.seed"),
         ("seed=", "invalid-request", "options.seed"),
         ("delta=NaN", "invalid-request", "options.delta"),
         ("delta=1e999", "invalid-request", "options.delta"),
         ("delta=true", "invalid-request", "options.delta"),
-        ('delta="0.5"', "invalid-request", "options.delta"),
-        ("renormalise=1", "invalid-request", "options.renormalise"),
-        ("renormalise=True", "invalid-request", "options.renormalise"),
-        ("column=vector", "unknown-field", "column"),
-        ("stream=true", "unknown-field", "stream"),
         ("method=nearest", "invalid-request", "method"),
-        ("options=x", "invalid-request", "options"),
-        ("options={}&delta=0.5", "invalid-request", "options"),
         ("options=x&delta=0.5", "invalid-request", "options"),
         ("vectors=1", "invalid-request", "vectors"),
-        ("vectors=[[1]]", "invalid-request", "vectors"),
         ("inputs=a", "invalid-request", "inputs"),
         ("relative=1", "invalid-request", "relative"),
-        ("relative=True", "invalid-request", "relative"),
-        ("relative=", "invalid-request", "relative"),
         ("dtype=float64", "invalid-request", "dtype"),
-        ("encoding=hex", "invalid-request", "encoding"),
     ],
 )
 def test_wrong_fields_in_the_query_are_refused_where_they_stand(more, code, field):
@@ -473,18 +457,14 @@ def test_wrong_fields_in_the_query_are_refused_where_they_stand(more, code, fiel
 def test_wrong_fields_in_the_query_are_problems_of_the_answer(service, refused):
     for more, code, field in (
         ("foo=1", "unknown-field", "foo"),
-        ("seed=1.0", "invalid-request", "options.seed"),
         ("method=irp&ridge=1", "unknown-option", "options.ridge"),
     ):
         refused(send(service, written(VECTORS), f"{TRANSLATE}&{more}"), 422, code, field)
 
 
-def test_a_field_in_body_and_query_is_refused(service, refused):
-    body = json.dumps({**PAIR, "vectors": VECTORS.tolist(), "options": {"seed": 1}}).encode()
-    refused(send(service, body, "/translate?target=second", JSON), 422, "invalid-request", "target")
-    refused(send(service, body, "/translate?seed=1", JSON), 422, "invalid-request", "options")
-    refused(send(service, body, "/translate?vectors=1", JSON), 422, "invalid-request", "vectors")
-    refused(send(service, b"[]", "/translate?target=second", JSON), 422, "invalid-request", "body")
+def test_json_with_a_query_is_refused_and_npy_without_its_fields(service, refused):
+    body = json.dumps({**PAIR, "vectors": VECTORS.tolist()}).encode()
+    refused(send(service, body, "/translate?seed=1", JSON), 422, "invalid-request", "seed")
     refused(send(service, written(VECTORS), "/translate"), 422, "missing-field", "target")
     many = "&".join(f"f{number}=1" for number in range(3000))
     assert send(service, written(VECTORS), f"/translate?{many}").status_code == 422

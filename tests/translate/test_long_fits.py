@@ -12,7 +12,7 @@ from starlette.requests import Request
 from anchorage_client import Client
 from app.db import tables
 from app.errors import FitQueued
-from app.http import problems
+from app.jobs import answers
 from tests.translate.translations import PAIR, asker
 from tests.waiting import slack
 
@@ -54,7 +54,7 @@ def test_a_long_fit_is_answered_with_its_job_and_the_repetition_with_the_result(
 def test_clients_of_openai_are_told_to_come_again(stocked):
     scope = {"type": "http", "path": "/v1/embeddings", "headers": [], "app": stocked.app}
     error = FitQueued("A job makes it.", tables.JobRow(id="j"), retry_after_s=7)
-    answer = asyncio.run(problems.anchorage_error(Request(scope), error))
+    answer = asyncio.run(answers.fit_queued(Request(scope), error))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
     assert b'"code":"fit-queued"' in answer.body
 
