@@ -33,7 +33,6 @@ from app.http.rates import RateLimiter
 from app.jobs import answers as job_answers
 from app.jobs import endpoints as jobs
 from app.moves import endpoints as migrations
-from app.openai import aliases, rerank
 from app.openai import endpoints as openai
 from app.ops import health, tracing
 from app.search import advice_endpoints as advice
@@ -57,10 +56,8 @@ RESOURCES = (
     store_search,
     stores,
     openai,
-    rerank,
     heads,
     encoders,
-    aliases,
     anchor_sets,
     anchor_samples,
     anchor_reports,

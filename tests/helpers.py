@@ -14,11 +14,11 @@ from app.context import Services
 from app.db import tables
 from app.db.blobs import ORPHAN_AGE_S
 from app.encoders import service as encoders
+from app.encoders.schemas import NewEncoder
 from app.jobs import worker as runner
 from app.jobs.leases import Leases
 from app.request_context import RequestContext
 from app.settings import Settings
-from app.types import EncoderKind
 from app.wiring import make_services
 from workers.main import RUNNERS
 
@@ -37,7 +37,7 @@ def some(k: int, d: int, seed: int = 0) -> Tensor:
 def create_encoder(
     services: Services, name: str, dim: int, context: RequestContext = CONTEXT
 ) -> tables.EncoderRow:
-    return encoders.create_encoder(services, context, name=name, kind=EncoderKind.external, dim=dim)
+    return encoders.create_encoder(services, context, NewEncoder(name=name, dim=dim))
 
 
 def again(services: Services, row: Any) -> Any:

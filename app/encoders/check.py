@@ -1,5 +1,5 @@
 """Checks whether an encoder makes the vectors that it should: those of its anchors, once a day by a
-worker and on demand, or those that a client sends.
+worker and on demand. (`differences.py` compares with a client's vectors.)
 
 A few inputs are embedded, and their vectors compared. A local model whose files changed, and an
 endpoint that names another model, are found without embedding.
@@ -9,33 +9,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, Field
-from torch import Tensor
+from pydantic import BaseModel, Field, WithJsonSchema
 
 from app.anchors import from_store as store_anchors
 from app.anchors import spaces
 from app.anchors.embedding import encode_items, read_inputs
 from app.context import Services
 from app.db import resources, tables
-from app.encoders import incoming
-from app.encoders.differences import Cause, Explanation, explain
-from app.encoders.encoding import encode, load_model, spec_of
+from app.encoders.encoding import load_model, spec_of
 from app.encoders.models.base import Inputs
 from app.errors import (
     AnchorageError,
-    ClientLeft,
-    DimensionMismatch,
     EncoderChanged,
     EncoderNeedsVectors,
-    TooManyInputs,
 )
 from app.maths.anchors import drift
-from app.maths.anchors.drift import NEAR_DEVIATION, SAME_DEVIATION
+from app.maths.anchors.drift import NEAR_DEVIATION
 from app.maths.geometry.space import draw_rows
 from app.request_context import RequestContext
 from app.types import EncoderKind
@@ -45,9 +39,6 @@ log = logging.getLogger("anchorage.watch")
 #: anchors that a check embeds, at most
 CHECKED_INPUTS = 50
 
-#: most inputs that a client sends: each is encoded about 20 times when the vectors differ
-MAX_SENT_INPUTS = 64
-
 #: inputs that are embedded twice where vectors deviate, each alone, to measure the noise
 REPEATED_INPUTS = 8
 
@@ -55,6 +46,34 @@ REPEATED_INPUTS = 8
 PRECISE_DTYPES = ("float32", None)
 
 EQUAL = "the vectors are equal, except for rounding"
+
+Cause = Literal[
+    "normalisation",
+    "dimensions",
+    "precision",
+    "order",
+    "prompt",
+    "pooling",
+    "truncation",
+    "revision",
+    "another-model",
+    "unknown",
+]
+
+
+class Explanation(BaseModel):
+    """A possible cause, and the largest deviation once it is undone."""
+
+    cause: Annotated[
+        Cause,
+        WithJsonSchema(
+            {"title": "Cause", "type": "string", "description": "Code of the possible cause."}
+        ),
+    ]
+    detail: str = Field(description="The cause in words.")
+    max_deviation: float = Field(
+        description="Largest relative deviation that remains if the cause is undone."
+    )
 
 
 class EncoderCheck(BaseModel):
@@ -88,15 +107,6 @@ class EncoderCheck(BaseModel):
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Sample:
-    """Anchors of a set, and their inputs."""
-
-    space: tables.SpaceRow
-    rows: Sequence[int]
-    inputs: Inputs
-
-
 def check_all(services: Services, *, stopping: Callable[[], bool] = lambda: False) -> None:
     """Check every encoder that no worker has taken today. Raises DatabaseUnavailable.
 
@@ -112,54 +122,15 @@ def check_all(services: Services, *, stopping: Callable[[], bool] = lambda: Fals
         with services.db.transaction() as session:
             is_ours = resources.claim_check(session, encoder, today)
         if is_ours:
-            context = RequestContext(encoder.project, origin="watch")
-            _check_and_record(services, context, encoder, stopping)
+            _check_and_record(services, RequestContext(encoder.project, origin="watch"), encoder)
 
 
 def check_by_name(services: Services, context: RequestContext, name: str) -> EncoderCheck:
     """Check an encoder now. Raises EncoderNotFound and EncoderNeedsVectors."""
-    encoder = _find_encoder(services, context, name)
-    return _check_and_record(services, context, encoder, lambda: False)
+    return _check_and_record(services, context, find_encoder(services, context, name))
 
 
-def compare_with_client(
-    services: Services, context: RequestContext, name: str, inputs: Inputs, vectors: Tensor
-) -> EncoderCheck:
-    """Encode the inputs, and compare the vectors with the client's. Records nothing.
-
-    Raises EncoderNotFound, TooManyInputs, DimensionMismatch, and the errors of `encode`.
-    """
-    encoder = _find_encoder(services, context, name)
-    if len(inputs.values) > MAX_SENT_INPUTS:
-        raise TooManyInputs(
-            f"The request has {len(inputs.values)} inputs; at most {MAX_SENT_INPUTS} are allowed, "
-            "which is enough for a check. Send fewer.",
-            field="inputs",
-            limit=MAX_SENT_INPUTS,
-        )
-    theirs = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
-    if len(theirs) != len(inputs.values):
-        raise DimensionMismatch(
-            f"The request has {len(inputs.values)} inputs and {len(theirs)} vectors. Send one "
-            "vector for each.",
-            field="vectors",
-        )
-    ours = encode(services, context, encoder, inputs.values, role=inputs.role).vectors
-    measures: dict[str, object] = {"inputs": len(ours)}
-    if theirs.shape == ours.shape:
-        deviations, cosines = drift.deviations(ours, theirs), drift.cosines(ours, theirs)
-        measures["max_deviation"] = float(deviations.max())
-        measures["mean_cosine"] = float(cosines.mean())
-        is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
-        if float(deviations.max()) <= (SAME_DEVIATION if is_precise else NEAR_DEVIATION):
-            return _result("unchanged", EQUAL, **measures)
-    cause, detail, explanations = explain(
-        services, context, encoder, inputs.values, ours=ours, theirs=theirs
-    )
-    return _result("different", detail, likely_cause=cause, explanations=explanations, **measures)
-
-
-def _find_encoder(services: Services, context: RequestContext, name: str) -> tables.EncoderRow:
+def find_encoder(services: Services, context: RequestContext, name: str) -> tables.EncoderRow:
     """Raises EncoderNotFound, and EncoderNeedsVectors for one that the service cannot check."""
     with services.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, context.project, name)
@@ -171,22 +142,26 @@ def _find_encoder(services: Services, context: RequestContext, name: str) -> tab
     return encoder
 
 
+def make_result(result: str, detail: str, **more: object) -> EncoderCheck:
+    sentence = detail[:1].upper() + detail[1:].removesuffix(".") + "."
+    return EncoderCheck.model_validate(
+        {"checked_at": tables.now(), "result": result, "detail": sentence, **more}
+    )
+
+
 def _check_and_record(
-    services: Services,
-    context: RequestContext,
-    encoder: tables.EncoderRow,
-    stopping: Callable[[], bool],
+    services: Services, context: RequestContext, encoder: tables.EncoderRow
 ) -> EncoderCheck:
     """Check an encoder by its anchors, and store the result.
 
     A change stays until a check finds the old vectors again.
     """
     try:
-        found = _check(services, context, encoder, stopping)
+        found = _check(services, context, encoder)
     except EncoderChanged as error:
-        found = _result("replaced", error.detail, recommendations=_recommend(encoder))
+        found = make_result("replaced", error.detail, recommendations=_recommend(encoder))
     except AnchorageError as error:
-        found = _result("unchecked", error.detail)
+        found = make_result("unchecked", error.detail)
     with services.db.transaction() as session:
         row = session.get(tables.EncoderRow, encoder.id, with_for_update=True)
         if row is not None and (found.result != "unchecked" or not row.has_changed):
@@ -197,11 +172,12 @@ def _check_and_record(
     return found
 
 
-def _require_files(services: Services, encoder: tables.EncoderRow) -> None:
-    """Raises EncoderChanged where the files of a local model are no longer those of its identity.
+def _check(services: Services, context: RequestContext, encoder: tables.EncoderRow) -> EncoderCheck:
+    """Compare the vectors of a few anchors now with the stored ones. Raises EncoderChanged.
 
-    A model in memory may still be the old one.
+    Where they deviate, the worst are embedded once more, each alone, to measure the noise.
     """
+    # A model in memory may still be that of the old files.
     now, before = services.encoders.hash_folder(spec_of(encoder)), encoder.identity
     if now is not None and before is not None and before["revision"] != now:
         raise EncoderChanged(
@@ -209,15 +185,6 @@ def _require_files(services: Services, encoder: tables.EncoderRow) -> None:
             "registered. A process that loads them refuses its inputs.",
             field="encoder",
         )
-
-
-def _check(
-    services: Services,
-    context: RequestContext,
-    encoder: tables.EncoderRow,
-    stopping: Callable[[], bool],
-) -> EncoderCheck:
-    _require_files(services, encoder)
     count = CHECKED_INPUTS - REPEATED_INPUTS
     if encoder.kind == EncoderKind.openai:
         services.encoders.forget(spec_of(encoder))
@@ -225,82 +192,51 @@ def _check(
     load_model(services, encoder)
     sample = _find_sample(services, encoder, count)
     if sample is None:
-        return _result(
+        return make_result(
             "unchecked",
             "Its identity is as it was, but no anchor set has inputs that it could embed again",
         )
-
-    def embed(places: Sequence[int]) -> Tensor:
-        def stop(done: int) -> None:
-            if stopping():
-                raise ClientLeft("The worker stops. The next check is tomorrow.")
-
-        roles = sample.inputs.roles
-        chosen = replace(
-            sample.inputs,
-            values=[sample.inputs.values[each] for each in places],
-            roles=None if roles is None else [roles[each] for each in places],
-        )
-        return encode_items(services, context, encoder, chosen, on_progress=stop)
-
-    new = embed(range(len(sample.rows)))
-    return _compare(services, encoder, sample, new, lambda place: embed([place]))
-
-
-def _compare(
-    services: Services,
-    encoder: tables.EncoderRow,
-    sample: _Sample,
-    new: Tensor,
-    embed_alone: Callable[[int], Tensor],
-) -> EncoderCheck:
-    """Compare new vectors (n, d) with the stored ones; measure the noise where they deviate."""
-    old = spaces.raw_anchors(services, sample.space)[list(sample.rows)]
+    space, rows, inputs = sample
+    new = encode_items(services, context, encoder, inputs)
+    old = spaces.raw_anchors(services, space)[list(rows)]
     is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
     least = 0.0 if is_precise else NEAR_DEVIATION / drift.NOISE_FACTOR
     found, noise, embedded = drift.compare_embeddings(old, new, noise=least), None, len(new)
     if found.verdict != "unchanged":
         worst = found.deviations.argsort(descending=True)[:REPEATED_INPUTS].tolist()
-        again = torch.cat([embed_alone(place) for place in worst])
-        noise, embedded = float(drift.deviations(new[worst], again).max()), embedded + len(worst)
+        again = [encode_items(services, context, encoder, _pick(inputs, [row])) for row in worst]
+        noise = float(drift.deviations(new[worst], torch.cat(again)).max())
+        embedded += len(worst)
         found = drift.compare_embeddings(old, new, noise=max(noise, least))
-    may_scale = store_anchors.is_of_store(services, sample.space)
-    is_equal = found.verdict == "unchanged" or (found.verdict == "rescaled" and may_scale)
     detail = {
         "unchanged": EQUAL,
         "rescaled": "the directions are equal, the lengths have changed",
         "changed": f"{int(found.changed.sum())} of {len(new)} vectors have changed",
     }[found.verdict]
-    result = "unchanged" if is_equal else "moved"
-    recommendations = [] if is_equal else _recommend(encoder)
-    if is_equal and not sample.space.is_baseline:
+    may_scale = store_anchors.is_of_store(services, space)
+    is_equal = found.verdict == "unchanged" or (found.verdict == "rescaled" and may_scale)
+    result, advice = ("unchanged", []) if is_equal else ("moved", _recommend(encoder))
+    if is_equal and not space.is_baseline:
         with services.db.transaction() as session:
-            space = session.get(tables.SpaceRow, sample.space.id)
-            if space is not None:
-                space.is_baseline = True
-    elif not sample.space.is_baseline:
-        result, recommendations = "unchecked", _recommend_baseline(encoder)
+            row = session.get(tables.SpaceRow, space.id)
+            if row is not None:
+                row.is_baseline = True
+    elif not space.is_baseline:
+        result, advice = "unchecked", _recommend_baseline(encoder)
         detail = (
             "the service did not make the vectors of these anchors, and no check has found them "
             "equal: the encoder may have changed, or they were made with other settings. Compared "
             f"with them, {detail}"
         )
-    return _result(
+    return make_result(
         result,
         detail,
-        recommendations=recommendations,
-        anchor_set=sample.space.anchor_set.name,
+        recommendations=advice,
+        anchor_set=space.anchor_set.name,
         inputs=embedded,
         max_deviation=float(found.deviations.max()),
         mean_cosine=float(found.cosines.mean()),
         noise=noise,
-    )
-
-
-def _result(result: str, detail: str, **more: object) -> EncoderCheck:
-    sentence = detail[:1].upper() + detail[1:].removesuffix(".") + "."
-    return EncoderCheck.model_validate(
-        {"checked_at": tables.now(), "result": result, "detail": sentence, **more}
     )
 
 
@@ -324,8 +260,10 @@ def _recommend_baseline(encoder: tables.EncoderRow) -> list[str]:
     ]
 
 
-def _find_sample(services: Services, encoder: tables.EncoderRow, count: int) -> _Sample | None:
-    """Return up to `count` anchors whose inputs can be read, others on each day; None without any.
+def _find_sample(
+    services: Services, encoder: tables.EncoderRow, count: int
+) -> tuple[tables.SpaceRow, Sequence[int], Inputs] | None:
+    """Return up to `count` anchors of a space and their inputs, others on each day; None without.
 
     Vectors that the encoder is known to make come first, and stored inputs before texts of stores.
     Raises the error of a set that could not be read if no other can.
@@ -333,32 +271,26 @@ def _find_sample(services: Services, encoder: tables.EncoderRow, count: int) -> 
     failed: AnchorageError | None = None
     with services.db.transaction() as session:
         every = resources.spaces_of_encoder(session, encoder)
-    seed = tables.today()
     every = sorted(every, key=lambda each: (not each.is_baseline, each.anchor_set.inputs is None))
     for space in every:
-        size = space.anchor_set.size
-        rows = sorted(draw_rows(size, count, seed=seed).tolist())
+        anchors = space.anchor_set
+        rows = sorted(draw_rows(anchors.size, count, seed=tables.today()).tolist())
         try:
-            sample = _read_sample(services, encoder, space, rows)
+            if anchors.inputs is not None:
+                stored = read_inputs(services, anchors.inputs, of=f"anchor set {anchors.name!r}")
+                return space, rows, _pick(stored, rows)
+            texts = store_anchors.read_texts(services, anchors, encoder, rows)
         except AnchorageError as error:
             failed = failed or error
             continue
-        if sample.rows:
-            return sample
+        if texts:
+            return space, list(texts), Inputs(list(texts.values()))
     if failed is not None:
         raise failed
     return None
 
 
-def _read_sample(
-    services: Services, encoder: tables.EncoderRow, space: tables.SpaceRow, rows: Sequence[int]
-) -> _Sample:
-    """Return those of a set's rows whose inputs can be read. Raises the errors of the store."""
-    row = space.anchor_set
-    if row.inputs is None:
-        texts = store_anchors.read_texts(services, row, encoder, rows)
-        return _Sample(space, list(texts), Inputs(list(texts.values())))
-    stored = read_inputs(services, row.inputs, of=f"anchor set {row.name!r}")
-    roles = None if stored.roles is None else [stored.roles[each] for each in rows]
-    values = [stored.values[each] for each in rows]
-    return _Sample(space, rows, replace(stored, values=values, roles=roles))
+def _pick(inputs: Inputs, places: Sequence[int]) -> Inputs:
+    """Return the inputs at these places."""
+    roles = None if inputs.roles is None else [inputs.roles[each] for each in places]
+    return replace(inputs, values=[inputs.values[each] for each in places], roles=roles)

@@ -1,130 +1,128 @@
-"""Explains why a client's copy of an encoder makes other vectors than the service's."""
+"""Compares a client's vectors with the service's, and explains a difference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, WithJsonSchema
 from torch import Tensor
 
 from app.context import Services
-from app.db import tables
-from app.encoders.encoding import check_inputs, load_model
-from app.encoders.models.base import EncoderModel, Input
+from app.encoders import incoming
+from app.encoders.check import (
+    EQUAL,
+    PRECISE_DTYPES,
+    Cause,
+    EncoderCheck,
+    Explanation,
+    find_encoder,
+    make_result,
+)
+from app.encoders.encoding import check_inputs, encode, load_model
+from app.encoders.models.base import Inputs
+from app.errors import DimensionMismatch, TooManyInputs
 from app.maths.anchors import drift
 from app.maths.anchors.drift import NEAR_DEVIATION, SAME_DEVIATION
 from app.maths.quality.metrics import unit
 from app.request_context import RequestContext
 
-Cause = Literal[
-    "normalisation",
-    "dimensions",
-    "precision",
-    "order",
-    "prompt",
-    "pooling",
-    "truncation",
-    "revision",
-    "another-model",
-    "unknown",
-]
+#: most inputs that a client sends: each is encoded about 20 times when the vectors differ
+MAX_SENT_INPUTS = 64
 
-#: least `drift.cosine_correlation` of two revisions of a model
-SAME_FAMILY = 0.7
-#: fewest inputs whose likeness is meaningful
-FEWEST_TO_TELL = 4
+#: least `drift.cosine_correlation` of two revisions of a model, and fewest inputs that show it
+SAME_FAMILY, FEWEST_TO_TELL = 0.7, 4
+
+#: explanations in an answer
+SHOWN_EXPLANATIONS = 10
 
 
-class Explanation(BaseModel):
-    """A possible cause, and the largest deviation once it is undone."""
+def compare_with_client(
+    services: Services, context: RequestContext, name: str, inputs: Inputs, vectors: Tensor
+) -> EncoderCheck:
+    """Encode the inputs, and compare the vectors with the client's. Records nothing.
 
-    cause: Annotated[
-        Cause,
-        WithJsonSchema(
-            {"title": "Cause", "type": "string", "description": "Code of the possible cause."}
-        ),
-    ]
-    detail: str = Field(description="The cause in words.")
-    max_deviation: float = Field(
-        description="Largest relative deviation that remains if the cause is undone."
-    )
-
-
-def explain(
-    services: Services,
-    context: RequestContext,
-    encoder: tables.EncoderRow,
-    inputs: Sequence[Input],
-    *,
-    ours: Tensor,
-    theirs: Tensor,
-) -> tuple[Cause, str, list[Explanation]]:
-    """Return the likely cause, the cause in words, and the ten closest that were tried.
-
-    It ends early when the client leaves. Raises Overloaded.
+    Raises EncoderNotFound, TooManyInputs, DimensionMismatch, Overloaded, and the errors of
+    `encode`.
     """
-    texts = check_inputs(encoder, inputs, limits=services.limits, field="inputs")
-    with services.take(services.turns.checks, context.project):
-        departures: list[bool] = []
-        context.on_departure(lambda: departures.append(True))
-        explanations = list(
-            takewhile(
-                lambda _: not departures,
-                _explain(load_model(services, encoder), texts, ours, theirs),
-            )
+    encoder = find_encoder(services, context, name)
+    if len(inputs.values) > MAX_SENT_INPUTS:
+        raise TooManyInputs(
+            f"The request has {len(inputs.values)} inputs; at most {MAX_SENT_INPUTS} are allowed, "
+            "which is enough for a check. Send fewer.",
+            field="inputs",
+            limit=MAX_SENT_INPUTS,
         )
-    cause, detail = _find_likely_cause(ours, theirs, explanations)
-    explanations.sort(key=lambda each: each.max_deviation)
-    return cause, detail, explanations[:10]
+    theirs = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
+    if len(theirs) != len(inputs.values):
+        raise DimensionMismatch(
+            f"The request has {len(inputs.values)} inputs and {len(theirs)} vectors. Send one "
+            "vector for each.",
+            field="vectors",
+        )
+    ours = encode(services, context, encoder, inputs.values, role=inputs.role).vectors
+    measures: dict[str, object] = {"inputs": len(ours)}
+    if theirs.shape == ours.shape:
+        deviation = _max_deviation(ours, theirs)
+        measures["max_deviation"] = deviation
+        measures["mean_cosine"] = float(drift.cosines(ours, theirs).mean())
+        is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
+        if deviation <= (SAME_DEVIATION if is_precise else NEAR_DEVIATION):
+            return make_result("unchanged", EQUAL, **measures)
+    texts = check_inputs(encoder, inputs.values, limits=services.limits, field="inputs")
+    departures: list[bool] = []
+    context.on_departure(lambda: departures.append(True))
+    with services.take(services.turns.checks, context.project):
+        variants = getattr(load_model(services, encoder), "variants", lambda texts: ())(texts)
+        tried = list(takewhile(lambda _: not departures, _explain(ours, theirs, variants)))
+    cause, detail = _find_likely_cause(ours, theirs, tried)
+    closest = sorted(tried, key=lambda each: each.max_deviation)[:SHOWN_EXPLANATIONS]
+    return make_result("different", detail, likely_cause=cause, explanations=closest, **measures)
 
 
 def _explain(
-    model: EncoderModel, texts: object, ours: Tensor, theirs: Tensor
+    ours: Tensor, theirs: Tensor, variants: Iterable[tuple[Cause, str, Tensor]]
 ) -> Iterator[Explanation]:
-    """Undo one difference after another."""
-    if ours.shape == theirs.shape:
-        yield _compare("normalisation", "the lengths differ, the directions agree", ours, theirs)
-        yield Explanation(
-            cause="order",
-            detail="the vectors are equal, in another order",
-            max_deviation=drift.reorder_deviation(ours, theirs),
-        )
-    else:
-        yield _compare("dimensions", "", ours, theirs)
-    for cause, detail, vectors in getattr(model, "variants", lambda texts: ())(texts):
-        yield _compare(cause, detail, vectors, theirs)
+    """Undo one difference after another; `variants` are the inputs as other settings encode them.
 
-
-def _compare(cause: Cause, detail: str, ours: Tensor, theirs: Tensor) -> Explanation:
-    """Compare the directions in the first dimensions, as many as both have."""
+    Compares the directions in the first dimensions, as many as both have.
+    """
     dim = min(ours.shape[1], theirs.shape[1])
+    cut = ""
     if ours.shape != theirs.shape:
-        detail = f"{detail}, " if detail else ""
-        detail += f"{theirs.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree"
-    deviation = _find_max_deviation(unit(ours[:, :dim]), unit(theirs[:, :dim]))
-    return Explanation(cause=cause, detail=detail, max_deviation=deviation)
+        cut = f"{theirs.shape[1]} dimensions instead of {ours.shape[1]}: the first {dim} agree"
+
+    def compare(cause: Cause, detail: str, made: Tensor) -> Explanation:
+        deviation = _max_deviation(unit(made[:, :dim]), unit(theirs[:, :dim]))
+        words = ", ".join(filter(None, (detail, cut)))
+        return Explanation(cause=cause, detail=words, max_deviation=deviation)
+
+    if cut:
+        yield compare("dimensions", "", ours)
+    else:
+        yield compare("normalisation", "the lengths differ, the directions agree", ours)
+        deviation = drift.reorder_deviation(ours, theirs)
+        detail = "the vectors are equal, in another order"
+        yield Explanation(cause="order", detail=detail, max_deviation=deviation)
+    for cause, detail, made in variants:
+        yield compare(cause, detail, made)
 
 
 def _find_likely_cause(
-    ours: Tensor, theirs: Tensor, explanations: list[Explanation]
+    ours: Tensor, theirs: Tensor, tried: Sequence[Explanation]
 ) -> tuple[Cause, str]:
-    """The first explanation that leaves no deviation: they begin with the simplest.
+    """Return the first explanation that leaves no deviation: they begin with the simplest.
 
     Without one, what the similarities between the inputs say.
     """
-    exact = [each for each in explanations if each.max_deviation <= SAME_DEVIATION]
-    if exact:
-        return exact[0].cause, exact[0].detail
-    if ours.shape == theirs.shape and _find_max_deviation(ours, theirs) <= NEAR_DEVIATION:
-        return (
-            "precision",
-            "the vectors agree to half precision: one of the two computes or stores in it",
-        )
-    near = [each for each in explanations if each.max_deviation <= NEAR_DEVIATION]
-    if near:
-        return near[0].cause, f"{near[0].detail}, and one of the two uses half precision"
+    for each in tried:
+        if each.max_deviation <= SAME_DEVIATION:
+            return each.cause, each.detail
+    if ours.shape == theirs.shape and _max_deviation(ours, theirs) <= NEAR_DEVIATION:
+        detail = "the vectors agree to half precision: one of the two computes or stores in it"
+        return "precision", detail
+    for each in tried:
+        if each.max_deviation <= NEAR_DEVIATION:
+            return each.cause, f"{each.detail}, and one of the two uses half precision"
     if len(ours) < FEWEST_TO_TELL or not bool(theirs.any()):
         return (
             "unknown",
@@ -145,6 +143,6 @@ def _find_likely_cause(
     )
 
 
-def _find_max_deviation(ours: Tensor, theirs: Tensor) -> float:
-    """The deviation of the worst row."""
+def _max_deviation(ours: Tensor, theirs: Tensor) -> float:
+    """Return the deviation of the worst row."""
     return float(drift.deviations(ours, theirs).max())

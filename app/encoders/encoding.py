@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +15,7 @@ from torch import Tensor
 from app.context import Limits, Services
 from app.db import tables
 from app.encoders.incoming import checked_vectors
-from app.encoders.models.base import EncoderModel, EncoderSpec, Input, Inputs, Item
+from app.encoders.models.base import EncoderModel, EncoderSpec, Input, Inputs
 from app.encoders.models.batcher import EncodeTask
 from app.errors import (
     AnchorageError,
@@ -51,7 +49,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 RECHECK_MODEL_S = 10.0
 
 #: the prefix of an image in OpenAI's requests
-_DATA_URL = re.compile(r"data:image/[a-z.+-]{1,40};base64,", re.ASCII)
+_DATA_URL = re.compile(r"\Adata:image/[a-z.+-]{1,40};base64,", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,40 +85,41 @@ def encode(
     """
     ready = check_inputs(encoder, inputs, limits=services.limits, field=field)
     model = load_model(services, encoder)
+    tasks: list[EncodeTask] = []
+    vectors: list[Tensor] = []
+    tokens, truncated = 0, list[int]()
+    size = PIECE_INPUTS[model.modality]
     with services.take(services.turns.inputs, context.project):
-        pieces = _start_pieces(services, context, model, ready, role, field)
-        begun: deque[tuple[EncodeTask, Sequence[Item]]] = deque()
-        done: list[EncodedVectors] = []
-        count = 0
-
-        def finish() -> None:
-            """Wait for the oldest piece, and drop its inputs."""
-            nonlocal count
-            work, items = begun[0]
-            encoded = _check_encoded(
-                _await(work, field, partial(on_progress, count)), items, encoder, field=field
-            )
-            done.append(replace(encoded, truncated=[row + count for row in encoded.truncated]))
-            begun.popleft()
-            count += len(items)
-            on_progress(count)
-
         try:
-            for piece in pieces:
-                begun.append(piece)
-                if len(begun) > 1:  # the piece before ran while this one was prepared
-                    finish()
-            finish()
+            for start in range(0, len(ready), size):
+                with blaming(field, rows_from=start, always=True):
+                    items = model.prepare(ready[start : start + size], role)
+                tokens += sum(item.tokens for item in items)
+                truncated += [start + row for row, item in enumerate(items) if item.truncated]
+                # Only the first piece may be refused: a request never has more than two waiting.
+                is_limited = start == 0 and services.turn_wait_s is not None
+                tasks.append(
+                    services.encoders.submit(model, items, context.project, is_limited=is_limited)
+                )
+                context.on_departure(tasks[-1].future.cancel)
+                if start > 0:  # the piece before ran while this one was prepared
+                    vectors.append(_await(tasks[-2], field, partial(on_progress, start - size)))
+                    on_progress(start)
+            vectors.append(_await(tasks[-1], field, partial(on_progress, size * len(vectors))))
         except BaseException:
             # A piece failed, the client left, or the job was cancelled: no caller reads the rest.
-            for work, _ in begun:
-                work.future.cancel()
+            for task in tasks:
+                task.future.cancel()
             raise
-    return EncodedVectors(
-        torch.cat([each.vectors for each in done]),
-        sum(each.tokens for each in done),
-        [row for each in done for row in each.truncated],
-    )
+    on_progress(len(ready))
+    made = torch.cat(vectors)
+    try:
+        check_vectors(made, dim=encoder.dim)
+    except AnchorageError as error:
+        raise EncoderFailed(
+            f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail}"
+        ) from None
+    return EncodedVectors(made, tokens, truncated)
 
 
 def encode_valid(
@@ -152,68 +151,26 @@ def encode_valid(
     return [], EncodedVectors(torch.empty(0, encoder.dim))
 
 
-def _start_pieces(
-    services: Services,
-    context: RequestContext,
-    model: EncoderModel,
-    inputs: Sequence[Input],
-    role: InputRole,
-    field: str,
-) -> Iterator[tuple[EncodeTask, Sequence[Item]]]:
-    size = PIECE_INPUTS[model.modality]
-    for start in range(0, len(inputs), size):
-        with blaming(field, rows_from=start, always=True):
-            items = model.prepare(inputs[start : start + size], role)
-        # Only the first piece may be refused: a request never has more than two pieces waiting.
-        is_limited = start == 0 and services.turn_wait_s is not None
-        work = services.encoders.submit(model, items, context.project, is_limited=is_limited)
-        context.on_departure(work.future.cancel)
-        yield work, items
-
-
-def _await(work: EncodeTask, field: str, meanwhile: Callable[[], None]) -> Tensor:
+def _await(task: EncodeTask, field: str, meanwhile: Callable[[], None]) -> Tensor:
     """Return the vectors. `meanwhile`, called twice a second, may raise to end the wait."""
-    try:
-        while not _has_ended(work):
+    while True:
+        try:
+            with blaming(field):
+                return task.future.result(ENCODING_CHECK_S)
+        except TimeoutError:  # of the wait: a model's errors are AnchorageErrors
             meanwhile()
-        with blaming(field):
-            return work.future.result()
-    except CancelledError:
-        raise ClientLeft("The client left before its inputs were encoded.") from None
-
-
-def _has_ended(work: EncodeTask) -> bool:
-    """Wait up to ENCODING_CHECK_S; return whether the work has ended, well or not."""
-    with suppress(TimeoutError, CancelledError):
-        work.future.exception(timeout=ENCODING_CHECK_S)
-    return work.future.done()
-
-
-def _check_encoded(
-    vectors: Tensor, items: Sequence[Item], encoder: tables.EncoderRow, *, field: str
-) -> EncodedVectors:
-    """Check a model's vectors."""
-    try:
-        check_vectors(vectors, dim=encoder.dim)
-    except AnchorageError as error:
-        raise EncoderFailed(
-            f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail}"
-        ) from None
-    truncated = [row for row, item in enumerate(items) if item.truncated]
-    return EncodedVectors(vectors, sum(item.tokens for item in items), truncated)
+        except CancelledError:
+            raise ClientLeft("The client left before its inputs were encoded.") from None
 
 
 def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     """Return the encoder's model, loaded and unchanged since the encoder was registered."""
-    spec = spec_of(encoder)
     model = load_current_model(services, encoder)
     try:
         require_unchanged(encoder, model)
     except EncoderChanged:
         # Its files may have been restored since.
-        services.encoders.forget(spec, after_s=RECHECK_MODEL_S)
-        if services.encoders.loaded(spec) is not None:
-            raise
+        services.encoders.forget(spec_of(encoder), after_s=RECHECK_MODEL_S)
         model = load_current_model(services, encoder)
         require_unchanged(encoder, model)
     return model
@@ -231,8 +188,8 @@ def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
     """Return what to load for the encoder."""
     if encoder.model is None:
         raise EncoderNeedsVectors(
-            f"The service cannot encode inputs with an encoder of kind `{encoder.kind}`. Send the "
-            "encoder's vectors.",
+            f"The service does not run encoder {encoder.name!r} of kind `{encoder.kind}`. Send the "
+            "encoder's vectors, or name an encoder that it runs.",
             field="inputs",
         )
     registered = (encoder.identity or {}).get("revision") or ""
@@ -283,25 +240,19 @@ def check_inputs(
             field=field,
             limit=limits.vectors,
         )
-    if encoder.modality != Modality.image:
-        return _check_texts(inputs, limits, field)
-    return [_decode_image(value, row, field) for row, value in enumerate(inputs)]
-
-
-def _check_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequence[Input]:
-    files = [row for row, value in enumerate(inputs) if isinstance(value, bytes)]
-    if files:
+    if encoder.modality == Modality.image:
+        return [_decode_image(value, row, field) for row, value in enumerate(inputs)]
+    if files := [row for row, value in enumerate(inputs) if isinstance(value, bytes)]:
         raise InvalidInput(
             "This encoder reads texts, not images. Send texts.", field=field, rows=files
         )
-    long = [row for row, text in enumerate(inputs) if len(text) > limits.input_characters]
-    if long:
+    most = limits.input_characters
+    if long := [row for row, text in enumerate(inputs) if len(text) > most]:
         raise InputTooLong(
-            f"These inputs have more than {limits.input_characters} characters. Shorten or split "
-            "them.",
+            f"These inputs have more than {most} characters. Shorten or split them.",
             field=field,
             rows=long,
-            limit=limits.input_characters,
+            limit=most,
         )
     return inputs
 
@@ -309,9 +260,8 @@ def _check_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequenc
 def _decode_image(value: Input, row: int, field: str) -> bytes:
     if isinstance(value, bytes):
         return value
-    prefix = _DATA_URL.match(value)
     try:
-        return base64.b64decode(value[prefix.end() :] if prefix else value, validate=True)
+        return base64.b64decode(_DATA_URL.sub("", value, count=1), validate=True)
     except ValueError:
         raise BadBase64(
             "Expected images as base64, or as data:image/...;base64,... URLs.",

@@ -2,190 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Response
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
 
 from app.db import resources, tables
-from app.encoders import check as encoder_check
-from app.encoders import service as encoders
+from app.encoders import check, differences, service
 from app.encoders.check import EncoderCheck
-from app.encoders.models import base, options
-from app.encoders.models.options import ImageOptions, RemoteOptions, TextOptions
-from app.errors import InvalidRequest, MissingField
+from app.encoders.schemas import CheckRequest, Encoder, EncoderPage, NewEncoder
+from app.errors import MissingField
 from app.http.bodies import json_body
-from app.http.deps import (
-    After,
-    Limit,
-    PathName,
-    Reads,
-    Svc,
-    WriteContext,
-)
-from app.http.field_errors import located
-from app.http.fields import Body, InputsBody, Name, RowModel, Vectors
+from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.problems import documented
-from app.types import EncoderKind, Modality
 
 router = APIRouter(prefix="/encoders", tags=["Encoders"])
-
-#: A hub id or the name of a folder, but no path.
-MODEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
-#: Models of endpoints, such as nomic-embed-text:latest or @cf/baai/bge-base-en-v1.5.
-REMOTE_MODEL_PATTERN = r"^[A-Za-z0-9@][A-Za-z0-9@._:/-]{0,199}$"
-
-
-class NewEncoder(Body):
-    """An encoder to register."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"name": "ada-002", "kind": "external", "dim": 1536},
-                {"name": "minilm", "kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"},
-                {"name": "resnet", "kind": "timm", "model": "resnet10t"},
-                {
-                    "name": "hosted",
-                    "kind": "openai",
-                    "model": "text-embedding-3-small",
-                    "options": {"url": "https://api.openai.com/v1", "dim": 512},
-                },
-            ]
-        }
-    )
-
-    name: Name = Field(description="Name of the encoder, unique in the project.")
-    kind: Literal["external", "sentence-transformers", "timm", "openai"] = Field(
-        "external",
-        description="Who runs the encoder: `external` the client, `openai` an endpoint that speaks "
-        "OpenAI's API, the others the service.",
-    )
-    dim: Annotated[int, Field(ge=1, le=8_192)] | None = Field(
-        None,
-        description="Dimension of the vectors, 1 to 8,192. "
-        "Required for an external encoder, and only for that.",
-    )
-    model: Annotated[str, Field(pattern=REMOTE_MODEL_PATTERN)] | None = Field(
-        None,
-        description="Hub id, folder or endpoint's name of the model. "
-        "Required unless the encoder is external.",
-    )
-    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")] | None = Field(
-        None, description="Branch, tag or commit of the model on the hub."
-    )
-    modality: Literal["text", "image", "audio", "other"] | None = Field(
-        None, description="What an external encoder reads. Default `text`."
-    )
-    options: TextOptions | ImageOptions | RemoteOptions | None = Field(
-        None,
-        description="Options of the encoder's kind. An external encoder has none.",
-    )
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _check_options(cls, value: Any, info: ValidationInfo) -> Any:
-        kind = info.data.get("kind")
-        if value is None or kind is None or (kind == EncoderKind.external and value == {}):
-            return None
-        if kind == EncoderKind.external:
-            raise InvalidRequest(
-                "`options` does not apply to `kind: external`. Remove it, or change `kind`.",
-                field="options",
-            )
-        try:
-            return options.OPTIONS_BY_KIND[kind].model_validate(value)
-        except ValidationError as error:
-            if isinstance(value, dict):
-                options.refuse_other_kinds(EncoderKind(kind), value)
-            raise located(error, options.OPTIONS_BY_KIND[kind], below=("options",)) from None
-
-    @model_validator(mode="after")
-    def _refuse_paths(self) -> NewEncoder:
-        if (
-            self.kind != "openai"
-            and self.model is not None
-            and not re.fullmatch(MODEL_PATTERN, self.model)
-        ):
-            raise InvalidRequest(
-                "`model` must be a hub id or the name of a folder, and not a path.", field="model"
-            )
-        return self
-
-
-class IdentityOut(BaseModel):
-    """Everything that the vectors depend on."""
-
-    model: str = Field(description="Name of the model.")
-    revision: str | None = Field(
-        description="Commit on the hub, digest of a folder's files, or the endpoint's own revision."
-    )
-    prompts: dict[str, str] = Field(description="Text before each input, by role of the input.")
-    pooling: str | None = Field(description="How the vectors of tokens become one vector.")
-    normalise: bool | None = Field(description="Whether the vectors are scaled to norm 1.")
-    dim: int = Field(description="Dimension of the vectors.")
-    dtype: str | None = Field(description="Type of the model's weights.")
-    draft: bool = Field(False, description="Whether JPEG files are decoded at a reduced size.")
-    fingerprint: str = Field(
-        description="Hash of the other members. Equal fingerprints make equal vectors."
-    )
-
-
-def _with_fingerprint(members: dict[str, Any] | None) -> dict[str, Any] | None:
-    return (
-        None
-        if members is None
-        else {**members, "fingerprint": base.ModelIdentity(**members).fingerprint}
-    )
-
-
-class Encoder(RowModel):
-    """A registered encoder."""
-
-    name: str = Field(description="Name of the encoder.")
-    kind: EncoderKind = Field(description="Who runs it.")
-    dim: int = Field(description="Dimension of its vectors.")
-    model: str | None = Field(description="Name of the model. Null for an external encoder.")
-    revision: str | None = Field(description="Revision from the request.")
-    modality: str = Field(description="What it reads: `text`, `image`, `audio` or `other`.")
-    options: dict[str, Any] = Field(description="Options from the request.")
-    identity: Annotated[IdentityOut | None, BeforeValidator(_with_fingerprint)] = Field(
-        description="What its vectors depend on. Null for an external encoder."
-    )
-    last_check: EncoderCheck | None = Field(
-        description="Whether it still makes the vectors of its anchors, by the last check. "
-        "Null before the first one."
-    )
-    created_at: datetime = Field(description="When it was registered.")
-
-
-class EncoderPage(BaseModel):
-    """Encoders in the order of their names."""
-
-    encoders: list[Encoder] = Field(description="One page of encoders.")
-
-
-class CheckRequest(InputsBody):
-    """Inputs, and the vectors that the client's copy of the encoder made of them; or nothing."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"inputs": ["I lost my card."], "vectors": [[0.1, -0.2, 0.3]]}]
-        }
-    )
-
-    vectors: Vectors = Field(None, description="One vector for each input, in the same order.")
 
 
 @router.post(
@@ -204,19 +34,7 @@ def create_encoder(
 
     The service loads a model that it runs at once, so that a wrong name fails here.
     """
-    row = encoders.create_encoder(
-        services,
-        context,
-        name=body.name,
-        kind=EncoderKind(body.kind),
-        dim=body.dim,
-        model=body.model,
-        revision=body.revision,
-        modality=None if body.modality is None else Modality(body.modality),
-        options=None
-        if body.options is None
-        else body.options.model_dump(exclude_unset=True, exclude_none=True),
-    )
+    row = service.create_encoder(services, context, body)
     response.headers["Location"] = f"/encoders/{row.name}"
     return Encoder.model_validate(row)
 
@@ -243,7 +61,7 @@ def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
 )
 def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes an encoder. Fails with `in-use` if a set, head, pool, store or alias uses it."""
-    encoders.delete_encoder(services, context, name)
+    service.delete_encoder(services, context, name)
 
 
 @router.post(
@@ -265,8 +83,8 @@ def check_encoder(
     """
     inputs = body.encoder_inputs()
     if inputs is None and body.vectors is None:
-        return encoder_check.check_by_name(services, context, name)
+        return check.check_by_name(services, context, name)
     if inputs is None or body.vectors is None:
         field = "inputs" if inputs is None else "vectors"
         raise MissingField(f"`{field}` is missing. Send `inputs` and their `vectors`.", field=field)
-    return encoder_check.compare_with_client(services, context, name, inputs, body.vectors)
+    return differences.compare_with_client(services, context, name, inputs, body.vectors)

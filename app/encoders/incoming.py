@@ -5,16 +5,18 @@ from __future__ import annotations
 from torch import Tensor
 
 from app.context import ANSWER_NUMBER_BYTES, Limits, Services
-from app.errors import (
-    TooManyVectors,
-    blaming,
-)
+from app.errors import TooManyVectors, blaming
 from app.maths.geometry import space as spaces
 from app.request_context import RequestContext
 
 
-def check_count(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> None:
-    """Check the number of vectors and their dimension."""
+def checked_vectors(
+    vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None
+) -> Tensor:
+    """Return the vectors in float32, once their number, dimension and numbers are checked.
+
+    Raises TooManyVectors and the vector errors, which name `field`.
+    """
     if vectors.shape[0] > limits.vectors:
         raise TooManyVectors(
             f"The request has {vectors.shape[0]} vectors; at most {limits.vectors} are allowed. "
@@ -22,18 +24,6 @@ def check_count(vectors: Tensor, *, field: str, limits: Limits, dim: int | None 
             field=field,
             limit=limits.vectors,
         )
-    with blaming(field):
-        spaces.check_shape(vectors, dim=dim)
-
-
-def checked_vectors(
-    vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None
-) -> Tensor:
-    """Return the vectors in float32, once they are checked.
-
-    Raises TooManyVectors and the vector errors, which name `field`.
-    """
-    check_count(vectors, field=field, limits=limits)
     with blaming(field):
         spaces.check_vectors(vectors, dim=dim)
     return vectors.float()

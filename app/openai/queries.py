@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sqlalchemy import exists, or_, select
 from sqlalchemy.orm import Session
 
@@ -19,13 +17,6 @@ def alias(session: Session, project: str, name: str) -> AliasRow | None:
     return session.scalar(
         select(AliasRow).where(AliasRow.project == project, AliasRow.name == name, ~hidden)
     )
-
-
-def aliases(session: Session, project: str, *, limit: int) -> Sequence[AliasRow]:
-    """Return aliases in the order of their names."""
-    return session.scalars(
-        select(AliasRow).where(AliasRow.project == project).order_by(AliasRow.name).limit(limit)
-    ).all()
 
 
 def aliases_of(session: Session, row: EncoderRow | AnchorSetRow) -> list[str]:

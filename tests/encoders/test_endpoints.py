@@ -7,10 +7,10 @@ from typing import get_args
 import pytest
 from fastapi.exceptions import RequestValidationError
 
-from app.encoders.endpoints import NewEncoder
 from app.encoders.models.options import OPTIONS_BY_KIND
 from app.encoders.models.pool import LOADERS
 from app.encoders.models.torchvision_ops import make_importable
+from app.encoders.schemas import NewEncoder
 from app.errors import Invalid
 from app.http.bodies import validate
 from app.http.field_errors import field_of

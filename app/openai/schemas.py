@@ -1,0 +1,170 @@
+"""The words of OpenAI's embeddings API, of reranking, and of aliases."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from app.http import fields
+from app.http.fields import Body, RowModel
+
+MAX_MODELS_LISTED = 10_000
+
+ModelName = Annotated[str, Field(max_length=400)]
+
+Inputs = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            ],
+            "description": "One text, or a list of texts. For an image encoder, images as base64 "
+            "or `data:` URLs. Tokens are refused.",
+        }
+    ),
+]
+
+
+class EmbeddingsRequest(Body):
+    """OpenAI's request, with two more fields: `input_type` and `truncate`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"model": "new->old@faq", "input": ["I lost my card."]}]}
+    )
+
+    model: ModelName = Field(
+        description="`encoder`, `encoder->target@anchor-set` or an alias; see `/v1/models`."
+    )
+    input: Inputs
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="How the answer holds vectors. Default `float`."
+    )
+    dimensions: int | None = Field(
+        None,
+        description="Numbers of each vector, at most the model's: the first ones. A translation "
+        "has all of its target's.",
+    )
+    user: str | None = Field(None, max_length=1_000, description="Ignored.")
+    input_type: fields.Role = "document"
+    truncate: bool = Field(
+        True,
+        description="Whether to cut inputs that are longer than the model reads. "
+        "If false, they are refused.",
+    )
+
+
+class Embedding(BaseModel):
+    """One input's vector."""
+
+    object: Literal["embedding"] = Field("embedding", description="Always `embedding`.")
+    index: int = Field(description="Index of the input, from 0.")
+    embedding: list[float] | str = Field(description="Numbers, or little-endian float32 in base64.")
+
+
+class Usage(BaseModel):
+    """Tokens that the model read."""
+
+    prompt_tokens: int = Field(description="Number of tokens.")
+    total_tokens: int = Field(description="The same number.")
+
+
+class Embeddings(BaseModel):
+    """OpenAI's answer, with one more member: `truncated`."""
+
+    object: Literal["list"] = Field("list", description="Always `list`.")
+    data: list[Embedding] = Field(description="One vector for each input, in the same order.")
+    model: str = Field(description="The model of the request.")
+    usage: Usage = Field(description="Tokens that the model read.")
+    truncated: list[int] = Field(
+        [],
+        description="Indices of inputs that were cut, from 0. Absent if none were.",
+    )
+
+
+class OpenAIModel(BaseModel):
+    """A model that makes vectors from inputs."""
+
+    id: str = Field(description="`encoder`, an alias, or `encoder->target@anchor-set`.")
+    object: Literal["model"] = Field("model", description="Always `model`.")
+    created: int = Field(description="When it was registered, in seconds since 1970.")
+    owned_by: str = Field(description="Project that owns it.")
+
+
+class ModelList(BaseModel):
+    """The encoders that the service runs, the aliases, and the translations of vectors."""
+
+    object: Literal["list"] = Field("list", description="Always `list`.")
+    data: list[OpenAIModel] = Field(description=f"At most {MAX_MODELS_LISTED:,} models.")
+
+
+class RerankRequest(Body):
+    """A query, and documents to order. Other fields of Cohere's and Jina's requests are ignored."""
+
+    model_config = ConfigDict(
+        extra="ignore",
+        json_schema_extra={
+            "examples": [
+                {"model": "new", "query": "lost card", "documents": ["I lost my card.", "Hello."]}
+            ]
+        },
+    )
+
+    model: ModelName = Field(description="An encoder that the service runs, or an alias of one.")
+    query: str = Field(description="What to order the documents by.")
+    documents: list[str | dict[str, Any]] = Field(
+        description="Texts, or objects with a member `text`."
+    )
+    top_n: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most results. Default: all documents."
+    )
+    return_documents: bool = Field(False, description="Whether results have their documents.")
+
+
+class RerankResult(BaseModel):
+    """One document and its score."""
+
+    index: int = Field(description="Index of the document in the request, from 0.")
+    relevance_score: float = Field(
+        description="Cosine of the vectors of query and document, -1 to 1."
+    )
+    document: dict[str, str] | None = Field(None, description="Its text, if requested.")
+
+
+class RerankAnswer(BaseModel):
+    """The documents, best first."""
+
+    id: str | None = Field(None, description="Always null.")
+    model: str = Field(description="The model of the request.")
+    results: list[RerankResult] = Field(description="Documents with their scores, best first.")
+    meta: dict[str, Any] = Field({}, description="Always empty.")
+    usage: dict[str, int] = Field(
+        description="`total_tokens`: tokens of the query, and of documents without a stored vector."
+    )
+
+
+class NewAlias(Body):
+    """The model that an alias stands for."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "new->old@faq"}]})
+
+    model: ModelName = Field(
+        description="`encoder` or `encoder->target@anchor-set`. It must exist."
+    )
+
+
+class Alias(RowModel):
+    """A plain name for a model."""
+
+    name: str = Field(description="Name of the alias.", examples=["search"])
+    model: str = Field(description="Model that it stands for.", examples=["new->old@faq"])
+    created_at: datetime = Field(description="When it was created.")
+
+
+class AliasPage(BaseModel):
+    """Aliases in the order of their names."""
+
+    aliases: list[Alias] = Field(description="One page of aliases.")

@@ -1,0 +1,270 @@
+"""Models of `/v1`: an encoder, `encoder->target@anchor-set`, or an alias of either."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice, permutations
+from typing import Any
+
+import torch
+
+from app.access.audit import record_audit
+from app.context import Services
+from app.db import resources, tables
+from app.db.name_cache import NameKey
+from app.encoders import encoding, incoming
+from app.encoders.encoding import EncodedVectors
+from app.encoders.models.base import Input
+from app.errors import (
+    Conflict,
+    EncoderNeedsVectors,
+    EncoderNotFound,
+    InputTooLong,
+    InvalidOption,
+    InvalidRequest,
+    TokensNotRead,
+    blaming,
+)
+from app.maths.relevance.rescoring import cosines
+from app.openai import queries
+from app.openai.schemas import (
+    MAX_MODELS_LISTED,
+    EmbeddingsRequest,
+    OpenAIModel,
+    RerankAnswer,
+    RerankRequest,
+    RerankResult,
+)
+from app.request_context import RequestContext
+from app.search import native_vectors
+from app.translate import fit as translators
+from app.translate.fit import FitRequest
+from app.translate.service import Translation, apply_map
+from app.translate.warnings import AnswerWarning, warnings_about_change
+from app.types import EncoderKind, InputRole
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+_MODEL_ID = re.compile(rf"({_NAME})(?:->({_NAME})@({_NAME}))?")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a model's name stands for: an encoder, and the translation of its vectors or None.
+
+    target      the space that the vectors are translated into
+    created_at  of the alias, the target or the encoder
+    """
+
+    encoder: tables.EncoderRow
+    fit: FitRequest | None
+    target: tables.SpaceRow | None
+    created_at: datetime
+
+
+def find_model(services: Services, project: str, name: str) -> Model:
+    """Return the model of a request, from memory where possible.
+
+    Raises EncoderNotFound, EncoderNeedsVectors, AnchorSetNotFound, AnchorsNotEmbedded.
+    """
+
+    def look_up() -> Model:
+        alias = None
+        if re.fullmatch(_NAME, name):
+            with services.db.transaction() as session:
+                alias = queries.alias(session, project, name)
+        if alias is None:
+            return _read_id(services, project, name)
+        return replace(_read_id(services, project, alias.model), created_at=alias.created_at)
+
+    return services.names.find_or(NameKey(project, "model", (name,)), look_up)
+
+
+def _read_id(services: Services, project: str, model: str) -> Model:
+    """Return the model of an id that is no alias. Raises what `find_model` raises."""
+    match = _MODEL_ID.fullmatch(model)
+    if match is None:
+        raise EncoderNotFound(
+            f"There is no model {model[:200]!r}. A model is `encoder`, "
+            "`encoder->target@anchor-set` or an alias; /v1/models lists them.",
+            field="model",
+        )
+    name, target, anchor_set = match.groups()
+    with services.db.transaction() as session:
+        encoder = resources.by_name(session, tables.EncoderRow, project, name, field="model")
+    encoding.spec_of(encoder)
+    if target is None:
+        return Model(encoder, None, None, encoder.created_at)
+    fit = FitRequest(name, target, anchor_set, "auto", {})
+    space = translators.find_pair(services, project, fit)[1]
+    return Model(encoder, fit, space, space.created_at)
+
+
+def describe_model(name: str, created_at: datetime, project: str) -> OpenAIModel:
+    """Return a model as OpenAI's API shows it."""
+    return OpenAIModel(id=name, created=int(created_at.timestamp()), owned_by=project)
+
+
+def list_models(services: Services, project: str) -> list[OpenAIModel]:
+    """Return the encoders that the service runs, the aliases, and the translations of vectors."""
+    with services.db.transaction() as session:
+        encoders = resources.encoders_but(session, project, EncoderKind.external)
+        named = resources.page(session, tables.AliasRow, project, after="", limit=MAX_MODELS_LISTED)
+        spaces = resources.spaces(session, project)
+
+    def describe() -> Iterator[OpenAIModel]:
+        rows: list[tables.EncoderRow | tables.AliasRow] = [*encoders, *named]
+        for row in rows:
+            yield describe_model(row.name, row.created_at, project)
+        runs = {row.id for row in encoders}
+        sets: dict[str, list[tables.SpaceRow]] = {}
+        for space in spaces:
+            sets.setdefault(space.anchor_set.name, []).append(space)
+        for name, members in sets.items():
+            for source, target in permutations(members, 2):
+                if source.encoder_id in runs:
+                    model = f"{source.encoder.name}->{target.encoder.name}@{name}"
+                    yield describe_model(model, target.created_at, project)
+
+    return list(islice(describe(), MAX_MODELS_LISTED))
+
+
+def embed(
+    services: Services, context: RequestContext, request: EmbeddingsRequest
+) -> tuple[EncodedVectors, Sequence[AnswerWarning]]:
+    """Return the inputs' vectors by the request's model, and warnings about it.
+
+    Raises what `find_model`, `encode` and `apply_map` raise, TokensNotRead, InvalidRequest,
+    InvalidOption, and InputTooLong where the request does not let inputs be cut.
+    """
+    inputs = _read_inputs(request.input)
+    model = find_model(services, context.project, request.model)
+    own, target = model.encoder, model.target
+    dim = own.dim if target is None else target.encoder.dim
+    asked = dim if request.dimensions is None else request.dimensions
+    if not (1 if target is None else dim) <= asked <= dim:
+        raise InvalidOption(
+            f"Model {request.model!r} has {dim} dimensions. Send "
+            f"{f'1 to {dim}' if target is None else dim}, or remove `dimensions`.",
+            field="dimensions",
+        )
+    incoming.reserve_answer(services, context, "input", len(inputs), dim=dim)
+    role = InputRole(request.input_type)
+    made = encoding.encode(services, context, own, inputs, role=role, field="input")
+    if made.truncated and not request.truncate:
+        raise InputTooLong(
+            "Some inputs are longer than the model reads. Shorten them, or send `truncate: true`.",
+            field="input",
+            rows=made.truncated,
+        )
+    warnings: Sequence[AnswerWarning] = warnings_about_change(own)
+    vectors = made.vectors
+    if model.fit is not None:
+        translated = apply_map(services, context, Translation(model.fit), vectors=vectors)
+        warnings = [*translated.served.warnings, *warnings]
+        vectors = translated.output.vectors
+    elif asked < dim:
+        # Models that were trained for it (Matryoshka) lose little; others lose more.
+        vectors = vectors[:, :asked]
+        if (own.identity or {}).get("normalise"):
+            vectors = torch.nn.functional.normalize(vectors, dim=1)
+    return replace(made, vectors=vectors), warnings
+
+
+def _read_inputs(value: Any) -> list[Input]:
+    """Return the inputs as a list. Raises TokensNotRead and InvalidRequest."""
+    items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    wrong = [row for row, item in enumerate(items) if type(item) is not str]
+    if items and not wrong:
+        return list(items)
+    tokens = [each for item in items for each in (item if isinstance(item, list) else [item])]
+    if tokens and all(type(each) is int for each in tokens):
+        raise TokensNotRead(
+            "Send texts instead of tokens, which differ between models. "
+            "In LangChain, set check_embedding_ctx_length=False.",
+            field="input",
+        )
+    raise InvalidRequest(
+        "Expected a text, or a list of at least one text.", field="input", rows=wrong
+    )
+
+
+def rerank(services: Services, context: RequestContext, request: RerankRequest) -> RerankAnswer:
+    """Order documents by the cosine of their vectors and the query's.
+
+    A framework with a slot for a reranker puts a new encoder behind its old index, without a
+    client of ours. Raises what `find_model` and `encode` raise, and InvalidRequest.
+    """
+    found = [each if isinstance(each, str) else each.get("text") for each in request.documents]
+    texts = [text for text in found if isinstance(text, str)]
+    if not texts or len(texts) < len(found):
+        raise InvalidRequest(
+            "Expected at least one document: a text, or an object with a text in `text`.",
+            field="documents",
+            rows=[row for row, text in enumerate(found) if not isinstance(text, str)],
+        )
+    model = find_model(services, context.project, request.model)
+    if model.fit is not None:
+        raise InvalidRequest(
+            "`model` names a translation. Name an encoder that embeds the documents itself.",
+            field="model",
+        )
+    query = encoding.encode(
+        services, context, model.encoder, [request.query], role=InputRole.query, field="query"
+    )
+    made = native_vectors.embed_texts(services, context, model.encoder, texts, field="documents")
+    scores = cosines(query.vectors, made.vectors, [len(texts)])
+    order = scores.sort(descending=True, stable=True).indices[: request.top_n].tolist()
+    results = [RerankResult(index=row, relevance_score=float(scores[row])) for row in order]
+    if request.return_documents:
+        for each in results:
+            each.document = {"text": texts[each.index]}
+    usage = {"total_tokens": query.tokens + made.tokens}
+    return RerankAnswer(id=None, model=request.model, results=results, meta={}, usage=usage)
+
+
+def put_alias(
+    services: Services, context: RequestContext, name: str, model: str
+) -> tables.AliasRow:
+    """Create an alias, or point it to another model.
+
+    Raises NameTaken when an encoder has the name, and what `find_model` raises.
+    """
+    try:
+        row = _put(services, context, name, model)
+    except Conflict:  # another request was faster, or deleted what the model names
+        row = _put(services, context, name, model)
+    services.names.forget()
+    return row
+
+
+def _put(services: Services, context: RequestContext, name: str, model: str) -> tables.AliasRow:
+    with blaming("model", always=True):
+        try:
+            found = _read_id(services, context.project, model)
+        except EncoderNeedsVectors:
+            raise EncoderNeedsVectors(
+                f"The service does not run the encoder of {model!r}. Name an encoder that it runs."
+            ) from None
+    with services.db.transaction() as session:
+        resources.require_free(session, tables.EncoderRow, context.project, name)
+        row = queries.alias(session, context.project, name)
+        record_audit(session, context, "create" if row is None else "point", "alias", name)
+        if row is None:
+            row = tables.AliasRow(project=context.project, name=name)
+            session.add(row)
+        row.model, row.encoder_id = model, found.encoder.id
+        row.target_id = None if found.target is None else found.target.encoder_id
+        row.anchor_set_id = None if found.target is None else found.target.anchor_set_id
+    return row
+
+
+def delete_alias(services: Services, context: RequestContext, name: str) -> None:
+    """Delete an alias. Raises AliasNotFound."""
+    with services.db.transaction() as session:
+        row = resources.by_name(session, tables.AliasRow, context.project, name)
+        resources.remove(session, row)
+        record_audit(session, context, "delete", "alias", name)
+    services.names.forget()

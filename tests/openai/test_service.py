@@ -1,0 +1,166 @@
+"""Aliases: what they may name, and what they keep from deletion."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from app.access import queries as access
+from app.anchors import service as anchor_sets
+from app.db import resources, tables
+from app.encoders import service as encoders
+from app.errors import (
+    AliasNotFound,
+    AnchorsNotEmbedded,
+    Conflict,
+    EncoderNeedsVectors,
+    EncoderNotFound,
+    InUse,
+    NameTaken,
+    NotFound,
+)
+from app.openai import queries, service
+from app.request_context import RequestContext
+from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, create_encoder, some
+
+OTHERS = RequestContext("somebody else's")
+
+
+def add_model(services, name):
+    """An encoder that the service runs; no test here loads it."""
+    kind = "sentence-transformers"
+    row = tables.EncoderRow(
+        project=PROJECT, name=name, kind=kind, model="toy", dim=4, modality="text"
+    )
+    with services.db.transaction() as session:
+        session.add(row)
+
+
+@pytest.fixture
+def named(stocked_services):
+    """Encoders a (3) and b (2), model m (4), and their set s; model `free` is in no set."""
+    add_model(stocked_services, "m")
+    add_model(stocked_services, "free")
+    anchor_sets.add_embeddings(
+        stocked_services, CONTEXT, anchor_set="s", encoder="m", vectors=some(12, 4)
+    )
+    return stocked_services
+
+
+def put(services, name, model):
+    return service.put_alias(services, CONTEXT, name, model)
+
+
+def resolved(services, name, project=PROJECT):
+    """The encoder, target and anchor set of a model; None for one that is not there."""
+    try:
+        model = service.find_model(services, project, name)
+    except EncoderNotFound:
+        return None
+    fit = model.fit
+    return model.encoder.name, fit and fit.target, fit and fit.anchor_set
+
+
+def row_of(services, table, name):
+    with services.db.transaction() as session:
+        return resources.by_name(session, table, PROJECT, name)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [("m", ("m", None, None)), ("m->b@s", ("m", "b", "s"))]
+)
+def test_an_alias_stands_for_every_kind_of_model_in_its_project_only(named, model, expected):
+    assert resolved(named, "x") is None
+    assert put(named, "x", model).model == model
+    assert resolved(named, "x") == resolved(named, model) == expected
+    assert resolved(named, "x", OTHERS.project) is None
+    service.delete_alias(named, CONTEXT, "x")
+    assert resolved(named, "x") is None
+    with pytest.raises(AliasNotFound):
+        service.delete_alias(named, CONTEXT, "x")
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        ("m->b", EncoderNotFound),
+        ("nothing", EncoderNotFound),
+        ("alias", EncoderNotFound),
+        ("m->nothing@s", NotFound),
+        ("m->b@nothing", NotFound),
+        ("a->b@s", EncoderNeedsVectors),
+        ("free->b@s", AnchorsNotEmbedded),
+    ],
+)
+def test_a_model_that_no_request_could_name_is_refused(named, model, error):
+    put(named, "alias", "m")
+    with pytest.raises(error) as caught:
+        put(named, "x", model)
+    assert caught.value.field == "model"
+    assert resolved(named, "x") is None
+
+
+def test_a_repointed_alias_keeps_its_row_and_lets_go_of_its_old_model(named):
+    first, second = put(named, "x", "m->b@s"), put(named, "x", "free")
+    assert (second.id, second.created_at) == (first.id, first.created_at)
+    assert resolved(named, "x") == ("free", None, None)
+    row = row_of(named, tables.AliasRow, "x")
+    assert (row.target_id, row.anchor_set_id) == (None, None)
+    with pytest.raises(InUse, match="encoder 'free' is used by alias 'x'"):
+        encoders.delete_encoder(named, CONTEXT, "free")
+    service.delete_alias(named, CONTEXT, "x")
+    encoders.delete_encoder(named, CONTEXT, "free")
+    with named.db.transaction() as session:
+        rows = access.audit(session, PROJECT, before=None, limit=100)
+    written = [row.action for row in rows if (row.resource, row.name) == ("alias", "x")]
+    assert written == ["delete", "point", "create"]
+
+
+def test_names_are_unique_among_aliases_and_encoders(named):
+    with pytest.raises(NameTaken, match="An encoder named 'a' exists") as caught:
+        put(named, "a", "m")
+    assert caught.value.field == "name"
+    put(named, "x", "m->b@s")
+    with pytest.raises(NameTaken, match="An alias named 'x' exists"):
+        create_encoder(named, "x", 2)
+    create_encoder(named, "x", 2, OTHERS)
+    named.names.forget()
+    add_model(named, "x")  # past the check, as in a race: the encoder hides the alias
+    assert resolved(named, "x") == ("x", None, None)
+
+
+def test_what_an_alias_names_cannot_be_deleted(named):
+    put(named, "y", "m->b@s")
+    with pytest.raises(InUse, match="anchor set 's' is used by alias 'y'"):
+        anchor_sets.delete_anchor_set(named, CONTEXT, "s")
+    of = {name: row_of(named, tables.EncoderRow, name) for name in ("a", "b", "m")}
+    with named.db.transaction() as session:
+        users = {name: queries.aliases_of(session, row) for name, row in of.items()}
+    assert users == {"a": [], "b": ["alias 'y'"], "m": ["alias 'y'"]}
+
+
+@ON_EACH_DATABASE
+def test_the_database_refuses_to_delete_what_an_alias_names(named):
+    """The alias may be created between the check and the deletion."""
+    put(named, "x", "free")
+    row = row_of(named, tables.EncoderRow, "free")
+    with pytest.raises(Conflict), named.db.transaction() as session:
+        resources.remove(session, row)
+
+
+@ON_EACH_DATABASE
+def test_of_two_requests_that_create_an_alias_both_succeed(named):
+    found, start = [], threading.Barrier(2)
+
+    def create(model):
+        start.wait()
+        found.append(put(named, "x", model).model)
+
+    threads = [threading.Thread(target=create, args=(model,)) for model in ("m", "m->b@s")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == ["m", "m->b@s"]
+    assert resolved(named, "x")[0] == "m"
