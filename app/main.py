@@ -22,7 +22,6 @@ from app.anchors import endpoints as anchor_sets
 from app.anchors import report_endpoints as anchor_reports
 from app.anchors import sample_endpoints as anchor_samples
 from app.bootstrap import endpoints as bootstrap
-from app.bootstrap import pool_endpoints as pools
 from app.context import REQUEST_FIT_S, Services
 from app.encoders import endpoints as encoders
 from app.errors import FitQueued
@@ -61,7 +60,6 @@ RESOURCES = (
     anchor_sets,
     anchor_samples,
     anchor_reports,
-    pools,
     bootstrap,
     advice,
     evaluate,

@@ -60,7 +60,6 @@ ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.item
 OVER = {
     "app": 1_879,
     "app/access": 613,
-    "app/bootstrap": 1_320,
     "app/encoders": 3_580,
     "app/heads": 990,
     "app/http": 2_526,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from threading import Event
 
 from app.anchors.embedding import run_embed
-from app.bootstrap.alignment import run_any_bootstrap
+from app.bootstrap.run import run_bootstrap
 from app.context import Services
 from app.device_failures import is_device_failure
 from app.encoders.check import check_all
@@ -34,7 +34,7 @@ log = logging.getLogger("anchorage.worker")
 
 #: what runs each kind of job
 RUNNERS: dict[str, runner.JobRunner] = {
-    JobKind.bootstrap: run_any_bootstrap,
+    JobKind.bootstrap: run_bootstrap,
     JobKind.embed: run_embed,
     JobKind.translator: run_translator,
     JobKind.fit: run_fit,

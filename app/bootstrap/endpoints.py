@@ -1,125 +1,82 @@
-"""/bootstrap: new anchors from a few seed pairs, as a job."""
+"""/bootstrap: new anchors from a few seed pairs, as a job; /pools: the items that it searches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Response
-from pydantic import ConfigDict, Field
 
-from app.bootstrap import alignment, pools
-from app.bootstrap import service as bootstrapping
-from app.encoders.models import base
-from app.encoders.models.base import Input
-from app.errors import NotExactlyOne
-from app.http import fields
+from app.bootstrap import service
+from app.bootstrap.schemas import BootstrapRequest, NewPiece, NewPool, Pool, PoolPage
+from app.db import resources, tables
 from app.http.bodies import json_body
-from app.http.deps import Svc, WriteContext
-from app.http.fields import Body, Inputs, Name, Role, VectorsOrPool
+from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.problems import documented
 from app.jobs.schemas import Job
-from app.types import InputRole
 
 router = APIRouter(tags=["Anchors"])
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+@router.put(
+    "/pools/{name}",
+    status_code=201,
+    summary="Create a pool",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
+def create_pool(
+    name: PathName,
+    context: WriteContext,
+    body: Annotated[NewPool, json_body(NewPool, npy=True)],
+    response: Response,
+    services: Svc,
+) -> Pool:
+    """Creates a pool with its first items. `POST /pools/{name}/vectors` adds more."""
+    row = service.create_pool(services, context, name, body)
+    response.headers["Location"] = f"/pools/{row.name}"
+    return Pool.model_validate(row)
 
 
-class BootstrapOptions(Body):
-    """Options of a bootstrap. `alignment` has attempts and seed; with seeds: seed."""
+@router.post(
+    "/pools/{name}/vectors",
+    status_code=201,
+    summary="Add items to a pool",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
+def extend_pool(
+    name: PathName,
+    context: WriteContext,
+    body: Annotated[NewPiece, json_body(NewPiece, npy=True)],
+    services: Svc,
+) -> Pool:
+    """Adds the next items to a pool.
 
-    attempts: Annotated[int, Field(ge=1, le=64)] | None = Field(
-        None, description="Largest number of attempts, 1 to 64. Default 6."
-    )
-    rows: Annotated[int, Field(ge=100, le=1_000_000)] | None = Field(
-        None,
-        description="Number of items of the source's pool that take part, 100 to 1,000,000. "
-        "Default 20,000. Make the smaller pool the source.",
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
-        None, description="Random seed. Default 0."
-    )
-
-
-class BootstrapRequest(Body):
-    """Two pools in any order, and a few known pairs between them.
-
-    A pool is vectors, the name of a pool from `PUT /pools/{name}`, or inputs to encode.
-    Each pool needs 100 items.
+    If `offset` is not the end of the pool, the request fails with `offset-mismatch`, and the
+    problem's `items` has the right offset.
     """
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "name": "grown",
-                    "source": "old",
-                    "target": "new",
-                    "seeds": [[0, 17], [3, 4], [12, 9]],
-                    "source_pool": "sentences-old",
-                    "target_pool": "sentences-new",
-                },
-            ]
-        }
-    )
-
-    name: Name = Field(description="Name of the anchor set to create.")
-    source: Name = Field(description="Encoder of the source's pool.")
-    target: Name = Field(description="Encoder of the target's pool.")
-    source_pool: VectorsOrPool = Field(
-        None, description="Vectors of the source encoder, or the name of a pool."
-    )
-    source_inputs: Inputs | None = Field(
-        None, description="Texts or images that the source encoder encodes for this job."
-    )
-    target_pool: VectorsOrPool = Field(
-        None, description="Vectors of the target encoder, or the name of a pool."
-    )
-    target_inputs: Inputs | None = Field(
-        None, description="Texts or images that the target encoder encodes for this job."
-    )
-    input_type: Role = "document"
-    seeds: Annotated[
-        list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(fail_fast=True)
-    ] = Field(
-        description="Known pairs: [row of the source's pool, row of the target's pool], from 0."
-    )
-    method: Literal["self-learning", "alignment"] = Field(
-        "self-learning",
-        description="How pairs of the same item are found. `alignment`: the pools share no item, "
-        "or it is unknown which; the spaces are aligned, and the set has made pairs. Needs "
-        "1,000 items in each pool, and no seeds or at least six.",
-    )
-    size: Annotated[int | None, Field(ge=2, le=1_000_000)] = Field(
-        None,
-        description="Largest number of pairs, 2 to 1,000,000. "
-        "Default: all; 8,192 made pairs for `alignment`.",
-    )
-    min_precision: Annotated[Finite, Field(ge=0, le=0.98)] = Field(
-        0.5,
-        description="Estimated share of right pairs below which the job fails, 0 to 0.98. "
-        "0 accepts every result. The estimate of `self-learning` is at most 0.985. "
-        "For `alignment`: the share of items whose translation is nearest to the right item; "
-        "with seeds, the share of seeds that the alignment has not seen.",
-    )
-    options: BootstrapOptions = Field(
-        default_factory=BootstrapOptions, description="Options of the search."
-    )
+    return Pool.model_validate(service.append_piece(services, context, name, body))
 
 
-def _pool_side(
-    side: Literal["source", "target"], pool: object, inputs: Sequence[Input] | None, role: Role
-) -> pools.PoolInput:
-    """One side of a bootstrap."""
-    field = f"{side}_pool"
-    if (pool is None) == (inputs is None):
-        raise NotExactlyOne(f"Send exactly one of `{field}` and `{side}_inputs`.", field=field)
-    if inputs is not None:
-        return pools.PoolInput(f"{side}_inputs", base.Inputs(inputs, InputRole(role)))
-    return pools.PoolInput(
-        field, pool if isinstance(pool, str) else fields.parse_matrix(pool, field)
-    )
+@router.get("/pools", summary="List pools", responses=documented(422))
+def list_pools(services: Svc, project: Reads, after: After = "", limit: Limit = 100) -> PoolPage:
+    """Returns the project's pools in the order of their names."""
+    with services.db.transaction() as session:
+        rows = resources.page(session, tables.PoolRow, project, after=after, limit=limit)
+    return PoolPage(pools=[Pool.model_validate(row) for row in rows])
+
+
+@router.get("/pools/{name}", summary="Get a pool", responses=documented(404, 422))
+def get_pool(name: PathName, services: Svc, project: Reads) -> Pool:
+    """Returns a pool's encoder and its number of items."""
+    with services.db.transaction() as session:
+        return Pool.model_validate(resources.by_name(session, tables.PoolRow, project, name))
+
+
+@router.delete(
+    "/pools/{name}", status_code=204, summary="Delete a pool", responses=documented(404, 422)
+)
+def delete_pool(name: PathName, services: Svc, context: WriteContext) -> None:
+    """Deletes a pool. Jobs that use it keep its vectors until they end."""
+    service.delete_pool(services, context, name)
 
 
 @router.post(
@@ -144,23 +101,6 @@ def bootstrap(
     places where an alignment of the two spaces puts them. The result also names the translator.
     If `estimate.right` is below `min_precision`, the job fails with `spaces-not-aligned`.
     """
-    queue_job = (
-        alignment.request_alignment
-        if body.method == "alignment"
-        else bootstrapping.request_bootstrap
-    )
-    row = queue_job(
-        services,
-        context,
-        name=body.name,
-        source=body.source,
-        target=body.target,
-        source_pool=_pool_side("source", body.source_pool, body.source_inputs, body.input_type),
-        target_pool=_pool_side("target", body.target_pool, body.target_inputs, body.input_type),
-        seeds=[(i, j) for i, j in body.seeds],
-        size=body.size,
-        options=body.options.model_dump(exclude_none=True),
-        min_precision=body.min_precision,
-    )
+    row = service.request_bootstrap(services, context, body)
     response.headers["Location"] = f"/jobs/{row.id}"
     return Job.model_validate(row)

@@ -1,286 +1,348 @@
-"""Bootstraps: from a few seed pairs among two pools to a new anchor set."""
+"""Pools, items of one encoder sent in pieces, and requests for bootstraps, which search two."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.anchors import service as anchor_sets
-from app.bootstrap import pools
+import torch
+from torch import Tensor
+
+from app.access.audit import record_audit
+from app.access.name_lookup import require_free
+from app.anchors import made_pairs
+from app.bootstrap.run import POOL_TENSOR, SIDES
+from app.bootstrap.schemas import BootstrapRequest, NewPiece, NewPool
 from app.context import Services
 from app.db import resources, tables
+from app.encoders import encoding, incoming
+from app.encoders.encoding import check_inputs, encode, require_same_vectors
+from app.encoders.models.base import Inputs
 from app.errors import (
+    Conflict,
+    DegenerateAnchors,
+    InvalidOption,
     InvalidRequest,
     InvalidSeeds,
-    SeedsInsufficient,
+    NotExactlyOne,
+    OffsetMismatch,
+    PoolOfAnotherEncoder,
+    PoolTooLarge,
     TooManyVectors,
+    UnknownOption,
+    blaming,
 )
-from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
-from app.jobs.worker import JobResult
-from app.maths.bootstrap import estimate as estimation
-from app.maths.bootstrap import pools as pool_maths
-from app.maths.bootstrap import self_learning
+from app.maths.bootstrap.alignment import FEWEST_ALIGNED_ROWS, AlignmentSettings
+from app.maths.bootstrap.anchored import FOLDS
+from app.maths.bootstrap.pools import check_pairs
+from app.maths.bootstrap.self_learning import FEWEST_POOL_ITEMS, SelfLearningSettings
+from app.maths.geometry.space import fit_space
 from app.request_context import RequestContext
-from app.types import JobKind
+from app.types import InputRole, JobKind
 
-#: how the pairs of a bootstrap are found, in results and provenances
-METHOD = "self-learning"
-#: fewest pairs of a set, and fewest whose share of right pairs can be estimated
-FEWEST_PAIRS, FEWEST_JUDGED = 2, 10
+#: most pieces of one pool: each is a file, and the pool's row names all
+MAX_POOL_PIECES = 4_096
+
+#: items of one comparison, when a pool is searched for two that differ
+COMPARED_ITEMS = 1_024
+
+#: fewest made pairs that a translator is fitted to, and how many it has by default
+FEWEST_MADE_PAIRS, DEFAULT_MADE_PAIRS = 1_000, 8_192
+
+#: fewest seeds of an alignment: two of each fold that judges it
+FEWEST_SEEDS = 2 * FOLDS
+
+
+@dataclass(frozen=True, eq=False)
+class PoolSide:
+    """One side of a bootstrap, checked but not encoded. A stored pool's content is its blobs."""
+
+    encoder: tables.EncoderRow
+    field: str
+    rows: int
+    content: Tensor | Inputs | Sequence[str]
+
+
+def create_pool(
+    services: Services, context: RequestContext, name: str, body: NewPool
+) -> tables.PoolRow:
+    """Create a pool of one piece: vectors, or inputs that are encoded now.
+
+    Raises NameTaken, EncoderNotFound, and the errors of `_make_piece`.
+    """
+    require_free(services, tables.PoolRow, context.project, name)
+    with services.db.transaction() as session:
+        encoder = resources.by_name(
+            session, tables.EncoderRow, context.project, body.encoder, field="encoder"
+        )
+    piece = _make_piece(services, context, encoder, body)
+    row = tables.PoolRow(
+        project=context.project,
+        name=name,
+        encoder_id=encoder.id,
+        encoder=encoder,
+        items=piece["rows"],
+        pieces=[piece],
+    )
+    with services.db.transaction() as session:
+        resources.require_free(session, tables.PoolRow, context.project, name)
+        session.add(row)
+        record_audit(session, context, "create", "pool", name)
+    return row
+
+
+def append_piece(
+    services: Services, context: RequestContext, name: str, body: NewPiece
+) -> tables.PoolRow:
+    """Append a piece to a pool, whose number of items must be the piece's `offset`.
+
+    Raises PoolNotFound, OffsetMismatch, PoolTooLarge, Conflict, and the errors of `_make_piece`.
+    """
+    with services.db.transaction() as session:
+        row = resources.whole_pool(session, context.project, name)
+    _require_end(row, body.offset)
+    piece = _make_piece(services, context, row.encoder, body, pool=row)
+    with services.db.transaction() as session:
+        is_appended = resources.extend_pool(session, row, piece)
+        current = resources.by_name(session, tables.PoolRow, context.project, name)
+        if current.id != row.id:
+            raise Conflict(
+                f"Pool {name!r} was replaced by another of that name. Check it, and try again.",
+                field="name",
+            )
+        if not is_appended:
+            _require_end(current, body.offset)
+        record_audit(session, context, "append", "pool", name)
+    return current
+
+
+def delete_pool(services: Services, context: RequestContext, name: str) -> None:
+    """Delete a pool. Jobs that use it still read its blobs. Raises PoolNotFound."""
+    with services.db.transaction() as session:
+        resources.remove(session, resources.by_name(session, tables.PoolRow, context.project, name))
+        record_audit(session, context, "delete", "pool", name)
+
+
+def check_side(
+    services: Services, encoder: tables.EncoderRow, body: BootstrapRequest, side: str
+) -> PoolSide:
+    """Check the `source` or the `target` of a bootstrap. Nothing is encoded or written."""
+    field = f"{side}_pool"
+    content, inputs = getattr(body, field), getattr(body, f"{side}_inputs")
+    if (content is None) == (inputs is None):
+        raise NotExactlyOne(f"Send exactly one of `{field}` and `{side}_inputs`.", field=field)
+    if inputs is not None:
+        field = f"{side}_inputs"
+        with blaming(field, always=True):
+            require_same_vectors(encoder)
+        values = check_inputs(encoder, inputs, limits=services.limits, field=field)
+        _require_room(services, len(values), field)
+        return PoolSide(encoder, field, len(values), Inputs(values, InputRole(body.input_type)))
+    if isinstance(content, Tensor):
+        _require_room(services, len(content), field)
+        vectors = incoming.checked_vectors(
+            content, field=field, limits=services.limits, dim=encoder.dim
+        )
+        _require_direction(services, vectors, field)
+        return PoolSide(encoder, field, len(vectors), vectors)
+    with services.db.transaction() as session:
+        row = resources.whole_pool(session, encoder.project, content, field=field)
+    if row.encoder_id != encoder.id:
+        raise PoolOfAnotherEncoder(
+            f"Pool {content!r} belongs to encoder {row.encoder.name!r}, not {encoder.name!r}. "
+            "Name a pool of that encoder.",
+            field=field,
+        )
+    _require_room(services, row.items, field)
+    blobs = [piece["blob"] for piece in row.pieces]
+    _require_direction(services, blobs, field)
+    return PoolSide(encoder, field, row.items, blobs)
+
+
+def store_side(services: Services, context: RequestContext, side: PoolSide) -> list[str]:
+    """Store one side, and return its blobs, which no sweep deletes before a job names them."""
+    content = side.content
+    if isinstance(content, Inputs):
+        content = encode(
+            services,
+            context,
+            side.encoder,
+            content.values,
+            role=content.role,
+            field=side.field,
+        ).vectors
+        _require_direction(services, content, side.field)
+    if isinstance(content, Tensor):
+        return [services.blobs.put({POOL_TENSOR: content})]
+    services.blobs.touch(content)
+    return list(content)
+
+
+def _make_piece(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    body: NewPool | NewPiece,
+    pool: tables.PoolRow | None = None,
+) -> dict[str, Any]:
+    """Store the next piece of the pool: vectors, or inputs that are encoded now. Return its entry
+    of `pieces`.
+
+    Raises NotExactlyOne, PoolTooLarge, and the errors of `vectors_or_encoded`.
+    """
+    inputs = body.encoder_inputs()
+    field, count = encoding.exactly_one(body.vectors, inputs)
+    _require_room(services, count + (pool.items if pool else 0), field)
+    if pool is not None and len(pool.pieces) >= MAX_POOL_PIECES:
+        why = f"The pool has {MAX_POOL_PIECES} pieces, the most. Create one of larger pieces."
+        raise PoolTooLarge(why, field=field, limit=MAX_POOL_PIECES)
+    if inputs is not None:
+        require_same_vectors(encoder)
+    read = encoding.vectors_or_encoded(services, context, encoder, body.vectors, inputs)
+    return {"blob": services.blobs.put({POOL_TENSOR: read.vectors}), "rows": len(read.vectors)}
+
+
+def _require_end(pool: tables.PoolRow, offset: int) -> None:
+    """Raises OffsetMismatch unless a piece with this offset begins where the pool ends."""
+    if offset != pool.items:
+        raise OffsetMismatch(
+            f"pool {pool.name!r} has {pool.items} items. Send its next piece with offset "
+            f"{pool.items}, not {offset}",
+            field="offset",
+            more={"items": pool.items},
+        )
+
+
+def _require_room(services: Services, count: int, field: str) -> None:
+    """Raises PoolTooLarge."""
+    most = services.limits.pool
+    if count > most:
+        why = f"The pool would have {count} items; at most {most} are allowed."
+        raise PoolTooLarge(why, field=field, limit=most)
+
+
+def _require_direction(services: Services, content: Tensor | Sequence[str], field: str) -> None:
+    """Raises DegenerateAnchors when all items are equal. Reads a stored pool up to a difference."""
+    pieces = (
+        [content]
+        if isinstance(content, Tensor)
+        else (services.blobs.get(digest)[POOL_TENSOR] for digest in content)
+    )
+    first = None
+    for piece in pieces:
+        for rows in torch.split(piece, COMPARED_ITEMS):
+            first = rows[:1] if first is None else first
+            with suppress(DegenerateAnchors):
+                fit_space(torch.cat([first, rows]))
+                return
+    raise DegenerateAnchors(
+        "All items of the pool are equal, up to float32 rounding. Send different items.",
+        field=field,
+    )
 
 
 def request_bootstrap(
-    services: Services,
-    context: RequestContext,
-    *,
-    name: str,
-    source: str,
-    target: str,
-    source_pool: pools.PoolInput,
-    target_pool: pools.PoolInput,
-    seeds: list[tuple[int, int]],
-    size: int | None = None,
-    options: Mapping[str, Any] | None = None,
-    min_precision: float = 0.5,
+    services: Services, context: RequestContext, body: BootstrapRequest
 ) -> tables.JobRow:
     """Check the request, store the pools, and queue the job.
 
-    size       the most anchors; None: all that are found
-    options    of self-learning
-    min_precision  the job fails below this estimated share of right pairs
-
-    Raises the not-found errors, NameTaken, InvalidRequest, InvalidSeeds, TooManyVectors,
-    TooManyJobs, QueueFull, and the errors of `pools.check_side` and
-    `pools.store_side`.
+    Raises the not-found errors, NameTaken, NotExactlyOne, InvalidRequest, InvalidSeeds,
+    InvalidOption, UnknownOption, TooManyVectors, TooManyJobs, QueueFull, and the errors of
+    `check_side` and `store_side`.
     """
-    sides = pools.check_sides(
-        services,
-        context,
-        name=name,
-        encoders={"source": source, "target": target},
-        inputs=(source_pool, target_pool),
-    )
-    x, y = sides
-    settings = self_learning.SelfLearningSettings(size=size, **(options or {}))
-    _require_startable(settings, seeds, x, y, most=services.limits.vectors)
+    if body.source == body.target:
+        raise InvalidRequest("`source` and `target` must be different encoders.", field="target")
+    with services.db.transaction() as session:
+        resources.require_free(session, tables.AnchorSetRow, context.project, body.name)
+        encoders = [
+            resources.by_name(
+                session, tables.EncoderRow, context.project, getattr(body, side), field=side
+            )
+            for side in SIDES
+        ]
+    sides = [
+        check_side(services, encoder, body, side)
+        for encoder, side in zip(encoders, SIDES, strict=True)
+    ]
     arguments = {
-        "name": name,
-        "source": source,
-        "target": target,
-        "seeds": [list(pair) for pair in seeds],
-        "settings": asdict(settings),
-        "min_precision": min_precision,
-        **pools.store_sides(services, context, sides),
+        **body.model_dump(include={"name", "source", "target", "seeds", "method", "min_precision"}),
+        "settings": _settings_of(body, sides, most=services.limits.vectors),
+        "made_by": {encoder.name: encoder.id for encoder in encoders},
+        "blobs": {
+            f"{side}_pool": store_side(services, context, found)
+            for side, found in zip(SIDES, sides, strict=True)
+        },
     }
     return submit_job(services, context, JobKind.bootstrap, arguments)
 
 
-def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
-    """Run the job: create the anchor set. Raises SeedsInsufficient, and NameTaken at once."""
-    arguments, context = job.arguments, RequestContext.of_job(job)
-    with services.db.transaction() as session:
-        resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
-    settings = self_learning.SelfLearningSettings(**arguments["settings"])
-    if settings.size is None:
-        settings = replace(settings, size=services.limits.vectors)
-    seeds = [(i, j) for i, j in arguments["seeds"]]
-    state = progress.resume()
-    listener = MethodListener(progress, job.progress.get("total", 0))
-    source_pool, target_pool = (
-        pools.load_items(services, arguments["blobs"][side], beat=listener.beat)
-        for side in ("source_pool", "target_pool")
-    )
-    fitted = pool_maths.fit_pools(
-        source_pool.to(services.device), target_pool.to(services.device), beat=listener.beat
-    )
-    outcome = self_learning.learn(fitted, seeds, settings, state=state, on_step=listener)
-    listener.end()
-    report = _describe(outcome, seeds)
-    items = min(len(source_pool), len(target_pool))
-    _require_quality(
-        outcome,
-        report,
-        seeds=len(seeds),
-        items=items,
-        size=settings.size,
-        least=arguments["min_precision"],
-    )
-    provenance = {
-        "job": job.id,
-        "method": METHOD,
-        "seeds": len(seeds),
-        "settings": arguments["settings"],
-        "pools": {"source": len(source_pool), "target": len(target_pool)},
-        "estimate": report["estimate"],
-    }
-    row = anchor_sets.build_anchor_set(
-        services,
-        job.project,
-        name=arguments["name"],
-        embeddings={
-            arguments["source"]: source_pool[outcome.pairs[:, 0]],
-            arguments["target"]: target_pool[outcome.pairs[:, 1]],
-        },
-        made_by=arguments["made_by"],
-        pairs={"pairs": outcome.pairs, "confidence": outcome.confidence},
-        beat=listener.end,
-        provenance=provenance,
-    )
-    listener.end()
-    return _job_result(arguments, outcome, report, context, row)
-
-
-def _job_result(
-    arguments: Mapping[str, Any],
-    outcome: estimation.Outcome,
-    report: Mapping[str, Any],
-    context: RequestContext,
-    row: tables.AnchorSetRow,
-) -> JobResult:
-    """Return the result of the job, which adds the anchor set when it is written."""
-    return JobResult(
-        {
-            "anchor_set": arguments["name"],
-            "method": METHOD,
-            "size": len(outcome.pairs),
-            "asked": arguments["settings"]["size"],
-            **report,
-            "pairs": outcome.pairs.tolist(),
-            "confidence": _round(outcome.confidence.tolist()),
-        },
-        write=lambda session: anchor_sets.add_anchor_set(session, context, row),
-    )
-
-
-def _require_startable(
-    settings: self_learning.SelfLearningSettings,
-    seeds: list[tuple[int, int]],
-    x: pools.PoolSide,
-    y: pools.PoolSide,
-    *,
-    most: int,
-) -> None:
-    """Check that the job can start with these pools and seeds.
+def _settings_of(body: BootstrapRequest, sides: list[PoolSide], *, most: int) -> dict[str, Any]:
+    """Return the settings of the method, once sizes, seeds and options fit these pools.
 
     most  the most anchors of a set
-
-    Raises InvalidSeeds, InvalidRequest, TooManyVectors.
     """
-    if settings.size is not None and settings.size > most:
+    is_alignment, size = body.method == made_pairs.ALIGNMENT, body.size
+    if size is not None and size > most:
         raise TooManyVectors(
-            f"`size` is {settings.size}; at most {most} anchors are allowed.",
-            field="size",
-            limit=most,
+            f"`size` is {size}; at most {most} anchors are allowed.", field="size", limit=most
         )
-    smaller = min(x, y, key=lambda side: side.rows)
-    if smaller.rows < self_learning.FEWEST_POOL_ITEMS:
-        detail = (
-            f"self-learning needs pools of at least {self_learning.FEWEST_POOL_ITEMS} items; this "
-            f"one has {smaller.rows}"
+    fewest = FEWEST_ALIGNED_ROWS if is_alignment else FEWEST_POOL_ITEMS
+    smaller = min(sides, key=lambda side: side.rows)
+    if smaller.rows < fewest:
+        raise InvalidRequest(
+            f"`method: {body.method}` needs pools of at least {fewest:,} items; this one has "
+            f"{smaller.rows:,}. Send more items.",
+            field=smaller.field,
         )
-        raise InvalidRequest(detail, field=smaller.field)
-    if settings.size is not None and settings.size > smaller.rows:
+    if not is_alignment and size is not None and size > smaller.rows:
         raise InvalidSeeds(
-            f"`size` is {settings.size}; the smaller pool has {smaller.rows} items. Lower `size`.",
+            f"`size` is {size}; the smaller pool has {smaller.rows} items. Lower `size`.",
             field="size",
         )
-    size = settings.size or most
-    if len(seeds) > size:
+    most_seeds = most if is_alignment else size or most
+    if len(body.seeds) > most_seeds:
         raise InvalidSeeds(
-            f"There are {len(seeds)} seeds; the set has at most {size} pairs. Send fewer, or "
-            "raise `size`.",
+            f"There are {len(body.seeds):,} seeds; at most {most_seeds:,} are allowed. Send fewer.",
             field="seeds",
         )
-    pool_maths.check_pairs(seeds, source=x.rows, target=y.rows)
+    check_pairs(body.seeds, source=sides[0].rows, target=sides[1].rows)
+    if is_alignment:
+        return _alignment_settings(body, sides[0].rows, most=most)
+    options = body.options.model_dump(exclude_none=True)
+    return asdict(SelfLearningSettings(size=size, **options))
 
 
-def _describe(outcome: estimation.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any]:
-    """The facts that a result and a refusal have in common."""
-    estimate = {
-        name: None if math.isnan(value) else round(value, 4)
-        for name, value in asdict(outcome.estimate).items()
-    }
-    wrong = [{"row": row, "pair": list(seeds[row])} for row in outcome.wrong_seeds]
-    return {
-        "estimate": estimate,
-        "wrong_seeds": wrong,
-        "facts": dict(outcome.facts),
-    }
-
-
-def _require_quality(
-    outcome: estimation.Outcome,
-    report: dict[str, Any],
-    *,
-    seeds: int,
-    items: int,
-    size: int | None,
-    least: float,
-) -> None:
-    """Raises SeedsInsufficient when too few pairs are probably right, or too few to estimate that.
-
-    items  the size of the smaller pool
-    size   the number of pairs that the client wants
-    least  the least share of right pairs; 0 accepts any
-    """
-    right, count = outcome.estimate.right, len(outcome.pairs)
-    fewest = min(FEWEST_JUDGED, size or FEWEST_JUDGED) if least else FEWEST_PAIRS
-    if count >= fewest and right >= least:
-        return
-    detail = f"the bootstrap found only {count} pairs"
-    if count >= fewest:
-        detail = f"about {right:.1%} of the {count} pairs are right; the minimum is {least:.1%}"
-    more = min(estimation.seeds_to_add(seeds), items - seeds)
-    if count >= fewest and outcome.estimate.is_map_believed:
-        more = 0
-        detail += (
-            f". The seeds suffice, but {outcome.estimate.orphans_paired:.0%} of the items that "
-            "lost their partner in a trial were paired all the same. Send pools that share more "
-            "items, or set `min_precision` to 0 and check the pairs, the most confident first"
+def _alignment_settings(body: BootstrapRequest, rows: int, *, most: int) -> dict[str, Any]:
+    """Return the settings of an alignment, whose source's pool has so many rows."""
+    if 0 < len(body.seeds) < FEWEST_SEEDS:
+        raise InvalidSeeds(
+            f"`method: alignment` takes no seeds or at least {FEWEST_SEEDS}, because some of them "
+            f"judge the alignment; there are {len(body.seeds)}. Send more, or `[]`.",
+            field="seeds",
         )
-    elif more:
-        detail += (
-            f". If the pools share most items and the seeds are right, about {more} more seeds "
-            "may be enough: see `more_seeds`"
+    options = body.options.model_dump(exclude_none=True)
+    allowed = ("seed",) if body.seeds else ("attempts", "seed")
+    for name in options.keys() - set(allowed):
+        raise UnknownOption(
+            f"`method: alignment`{' with seeds' if body.seeds else ''} has no option `{name}`. It "
+            f"has {', '.join(allowed)}.",
+            field=f"options.{name}",
         )
-    raise SeedsInsufficient(
-        detail,
-        field="seeds",
-        more={"more_seeds": more, **report},
-    )
-
-
-def _round(values: list[float]) -> list[float]:
-    """Round to the digits that have a meaning."""
-    return [round(value, 4) for value in values]
-
-
-@dataclass
-class MethodListener:
-    """Passes a method's steps, and its checkpoints if it has them, to the job's progress."""
-
-    progress: Progress
-    total: int = 0
-
-    def __call__(self, step: pool_maths.Step) -> None:
-        if step.state is not None:
-            # First, because the call below raises when the worker stops.
-            self.progress.checkpoint(step.done, step.state)
-        self.total = step.total
-        self.progress(step.done, step.total, step.facts)
-
-    def beat(self) -> None:
-        """Report that the job lives, before its first step. Raises Requeued, Cancelled,
-        LeaseLost.
-        """
-        self.progress(0, self.total or 1)
-
-    def end(self) -> None:
-        """Report all steps as done: a method may need fewer. Raises Requeued, Cancelled,
-        LeaseLost.
-        """
-        total = self.total or 1
-        self.progress(total, total)
+    if options.get("attempts") == 1:
+        raise InvalidOption(
+            "`method: alignment` compares attempts, so it needs at least two. Raise `attempts`.",
+            field="options.attempts",
+        )
+    if body.size is not None and not FEWEST_MADE_PAIRS <= body.size <= rows:
+        raise InvalidRequest(
+            f"`size` must be {FEWEST_MADE_PAIRS:,} to the {rows:,} items of the source's pool. "
+            "Change it, or drop it.",
+            field="size",
+        )
+    size = body.size or min(DEFAULT_MADE_PAIRS, rows, most)
+    if body.seeds:
+        return {"seed": 0, "size": size, **options}
+    return asdict(AlignmentSettings(size=size, **options))

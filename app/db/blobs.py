@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -72,28 +71,6 @@ class BlobStore:
         try:
             for digest in digests:
                 os.utime(self._path(digest))
-        except OSError as error:
-            raise self._unreadable(digest, error, UNNAMED) from error
-
-    def shape(self, digest: str, name: str) -> list[int]:
-        """Return the shape of a tensor without reading its numbers."""
-        try:
-            with safe_open(self._path(digest), framework="pt") as file:
-                return list(file.get_slice(name).get_shape())
-        except OSError as error:
-            raise self._unreadable(digest, error, UNNAMED) from error
-        except SafetensorError as error:
-            raise _damaged(digest, UNNAMED) from error
-
-    def copy(self, digest: str, name: str, to: Tensor) -> None:
-        """Read a tensor into `to` without an intermediate copy."""
-        path = self._path(digest)
-        try:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise _damaged(digest, UNNAMED)
-            with safe_open(path, framework="pt") as mapped:
-                to.copy_(mapped.get_tensor(name))
         except OSError as error:
             raise self._unreadable(digest, error, UNNAMED) from error
 

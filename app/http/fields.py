@@ -61,16 +61,6 @@ def _text(value: Any) -> Any:
     return value
 
 
-def _name_if_text(value: Any) -> Any:
-    if isinstance(value, str) and not re.fullmatch(NAME_PATTERN, value):
-        raise PydanticCustomError(
-            "string_pattern_mismatch",
-            "The name of a pool should match {pattern}",
-            {"pattern": NAME_PATTERN},
-        )
-    return value
-
-
 #: Validation stops at the first wrong item.
 Inputs = Annotated[
     list[Annotated[Any, AfterValidator(_text)]],
@@ -121,6 +111,15 @@ def _decode(value: Any, info: ValidationInfo) -> Any:
     return None if value is None else parse_matrix(value, info.field_name or "vectors")
 
 
+def _name_or_vectors(value: Any, info: ValidationInfo) -> Any:
+    if not isinstance(value, str):
+        return _decode(value, info)
+    if re.fullmatch(NAME_PATTERN, value):
+        return value
+    message = "The name of a pool should match {pattern}"
+    raise PydanticCustomError("string_pattern_mismatch", message, {"pattern": NAME_PATTERN})
+
+
 #: Vectors in a body, decoded by `parse_matrix`.
 Vectors = Annotated[
     Any,
@@ -131,10 +130,10 @@ Vectors = Annotated[
 UndecodedVectors = Annotated[
     Any, WithJsonSchema({"anyOf": [_LISTS_SCHEMA, _BASE64_SCHEMA], "title": "Vectors"})
 ]
-#: Vectors, or the name of a pool.
+#: Vectors, decoded by `parse_matrix`, or the name of a pool.
 VectorsOrPool = Annotated[
     Any,
-    AfterValidator(_name_if_text),
+    AfterValidator(_name_or_vectors),
     WithJsonSchema(
         {
             "anyOf": [_LISTS_SCHEMA, _BASE64_SCHEMA, {"type": "string", "pattern": NAME_PATTERN}],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.bootstrap.service import FEWEST_JUDGED
+from app.bootstrap.run import FEWEST_JUDGED
 from benchmarks.bootstrap import growers
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import CASES, draw

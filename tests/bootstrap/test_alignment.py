@@ -1,4 +1,4 @@
-"""Bootstraps without pairs: what is refused, what is made, and what may be said about it."""
+"""Bootstraps by alignment: what is refused, what is made, and what may be said about it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 from app import errors
 from app.anchors import made_pairs, spaces
 from app.anchors import service as anchor_sets
-from app.bootstrap import alignment, pools
+from app.bootstrap import service as bootstrap
+from app.bootstrap.schemas import BootstrapRequest
 from app.context import Limits, Services
 from app.db import resources, tables
 from app.errors import InvalidRequest, TooManyVectors, UnknownOption
-from app.jobs import queries as job_queries
 from app.maths.bootstrap import alignment as maths
 from app.maths.translators.translator import apply
 from app.moves import maps
@@ -54,51 +54,42 @@ def quick(on_sqlite: Services) -> Services:
 
 
 def ask(services: Services, clouds: tuple[Tensor, Tensor], **more: Any) -> tables.JobRow:
+    given = {"name": "made", "source": "old", "target": "new", "seeds": [], **more}
     sides = dict(zip(("source_pool", "target_pool"), clouds, strict=True))
-    given: dict[str, Any] = {"name": "made", "source": "old", "target": "new", "seeds": [], **more}
-    return alignment.request_alignment(
-        services,
-        CONTEXT,
-        source_pool=pools.PoolInput("source_pool", sides["source_pool"]),
-        target_pool=pools.PoolInput("target_pool", sides["target_pool"]),
-        **given,
-    )
+    body = BootstrapRequest(method="alignment", **sides, **given)
+    return bootstrap.request_bootstrap(services, CONTEXT, body)
 
 
 @pytest.mark.parametrize(
     ("change", "error", "field"),
     [
-        ({"seeds": [(row, row) for row in range(5)]}, errors.InvalidSeeds, "seeds"),
-        ({"seeds": [(row, ROWS) for row in range(6)]}, errors.InvalidSeeds, "seeds"),
+        ({"seeds": [[row, row] for row in range(5)]}, errors.InvalidSeeds, "seeds"),
+        ({"seeds": [[row, ROWS] for row in range(6)]}, errors.InvalidSeeds, "seeds"),
         (
-            {"seeds": [(row, row) for row in range(6)], "options": {"attempts": 2}},
+            {"seeds": [[row, row] for row in range(6)], "options": {"attempts": 2}},
             UnknownOption,
             "options.attempts",
         ),
+        ({"seeds": [[row, row] for row in range(ROWS + 1)]}, errors.InvalidSeeds, "seeds"),
         ({"options": {"attempts": 1}}, errors.InvalidOption, "options.attempts"),
-        ({"size": ROWS + 1}, InvalidRequest, "size"),
-        ({"size": 5_001}, TooManyVectors, "size"),
+        ({"size": 999}, InvalidRequest, "size"),
+        ({"size": ROWS + 1}, TooManyVectors, "size"),
         ({"target": "old"}, InvalidRequest, "target"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_what_cannot_be_aligned_is_refused_before_there_is_a_job(
     quick, clouds, change, error, field
 ):
-    few = replace(quick, limits=Limits(vectors=5_000))
+    few = replace(quick, limits=Limits(vectors=ROWS))
     with pytest.raises(error) as caught:
         ask(few, clouds, **change)
     assert caught.value.field == field
-    with quick.db.transaction() as session:
-        assert job_queries.jobs(session, PROJECT, state=None, before=None, limit=9) == []
 
 
-def test_pools_that_are_too_small_are_named_by_their_field(quick, clouds):
-    x, y = clouds
-    for pair, field in (((x[:999], y), "source_pool"), ((x, y[:999]), "target_pool")):
-        with pytest.raises(InvalidRequest, match=r"1,000 items.*this one has 999") as caught:
-            ask(quick, pair)
-        assert caught.value.field == field
+def test_a_pool_that_is_too_small_to_align_is_refused(quick, clouds):
+    with pytest.raises(InvalidRequest, match=r"1,000 items; this one has 999"):
+        ask(quick, (clouds[0], clouds[1][:999]))
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +162,7 @@ def test_spaces_that_do_not_align_end_the_job_and_nothing_is_made(quick, clouds)
 def test_an_estimate_below_the_minimum_is_refused_with_both_numbers(quick, clouds, monkeypatch):
     estimate = maths.AlignmentEstimate(0.61, 0.01, 0.7, 0.3, 2_000)
     found = maths.Alignment(torch.zeros(0), estimate, None, 2)
-    monkeypatch.setattr(alignment, "align_pools", lambda *_, **__: found)
+    monkeypatch.setattr(maths, "align_pools", lambda *_, **__: found)
     row = run(quick, ask(quick, clouds, min_precision=0.7))
     assert row.error["code"] == "spaces-not-aligned"
     assert "61.0%" in row.error["detail"]
@@ -189,7 +180,7 @@ def paired() -> tuple[Tensor, Tensor, Tensor]:
 
 def test_seeds_and_unpaired_rows_become_a_set_that_keeps_the_map(quick, paired):
     x, y, exact = paired
-    seeds = [(row, row) for row in range(30)]
+    seeds = [[row, row] for row in range(30)]
     row = run(quick, ask(quick, (x, y), seeds=seeds, size=1_000, min_precision=0.0))
     assert (row.state, row.error) == (JobState.succeeded, None)
     estimate = row.result["estimate"]
@@ -214,17 +205,11 @@ def test_seeds_that_the_pools_do_not_help_are_refused_with_the_numbers(quick, cl
     generator = torch.Generator().manual_seed(0)
     unrelated = torch.randn(y.shape, generator=generator)
     row = run(
-        quick, ask(quick, (x, unrelated), seeds=[(i, i) for i in range(12)], min_precision=0.0)
+        quick, ask(quick, (x, unrelated), seeds=[[i, i] for i in range(12)], min_precision=0.0)
     )
     assert (row.state, row.error["code"]) == (JobState.failed, "spaces-not-aligned")
     assert "anchor set of the seeds" in row.error["detail"]
     assert row.error["estimate"]["seeds"] == 12
-
-
-def test_more_seeds_than_a_set_may_have_anchors_are_refused():
-    seeds = [(row, row) for row in range(1_501)]
-    with pytest.raises(errors.InvalidSeeds, match="at most 1,500"):
-        alignment.check_seeded(seeds, {}, source=1_600, target=1_600, most=1_500)
 
 
 def test_a_migration_takes_no_made_place_for_a_native_vector(made, clouds):

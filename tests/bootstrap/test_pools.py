@@ -11,8 +11,9 @@ import torch
 from app.access import queries as access
 from app.anchors import service as anchor_sets
 from app.anchors import spaces
-from app.bootstrap import pools
 from app.bootstrap import service as bootstrap
+from app.bootstrap.run import load_items
+from app.bootstrap.schemas import BootstrapRequest, NewPiece, NewPool
 from app.context import Limits
 from app.db import resources, tables
 from app.encoders import encoding
@@ -33,21 +34,17 @@ from tests.helpers import (
 
 def make(services, name="pool", encoder="a", rows=None):
     vectors = some(10, 3) if rows is None else rows
-    return pools.create_pool(
-        services, CONTEXT, name=name, encoder=encoder, vectors=vectors, inputs=None
-    )
+    return bootstrap.create_pool(services, CONTEXT, name, NewPool(encoder=encoder, vectors=vectors))
 
 
 def add(services, offset, rows, name="pool"):
-    return pools.append_piece(
-        services, CONTEXT, name=name, offset=offset, vectors=rows, inputs=None
-    )
+    return bootstrap.append_piece(services, CONTEXT, name, NewPiece(offset=offset, vectors=rows))
 
 
 def stored(services, name="pool"):
     with services.db.transaction() as session:
         row = resources.whole_pool(session, PROJECT, name)
-    return pools.load_items(services, [piece["blob"] for piece in row.pieces])
+    return load_items(services, [piece["blob"] for piece in row.pieces])
 
 
 @pytest.fixture
@@ -105,14 +102,14 @@ def test_of_pieces_of_one_moment_one_is_added(stocked_services):
 
 def test_a_piece_for_a_pool_deleted_meanwhile_finds_none(stocked_services, meanwhile):
     make(stocked_services)
-    meanwhile(lambda: pools.delete_pool(stocked_services, CONTEXT, "pool"))
+    meanwhile(lambda: bootstrap.delete_pool(stocked_services, CONTEXT, "pool"))
     with pytest.raises(PoolNotFound):
         add(stocked_services, 10, some(5, 3))
 
 
 def test_a_piece_never_reaches_another_pool_of_the_name(stocked_services, meanwhile):
     def anew():
-        pools.delete_pool(stocked_services, CONTEXT, "pool")
+        bootstrap.delete_pool(stocked_services, CONTEXT, "pool")
         make(stocked_services, rows=some(10, 3, seed=9))
 
     make(stocked_services)
@@ -148,31 +145,28 @@ def test_a_sweep_takes_what_deleted_pools_and_sets_left_and_nothing_in_use(stock
     assert torch.equal(
         anchor_sets.load_pairs(stocked_services, PROJECT, "grown")[0], pairs["pairs"]
     )
-    pools.delete_pool(stocked_services, CONTEXT, "pool")
+    bootstrap.delete_pool(stocked_services, CONTEXT, "pool")
     anchor_sets.delete_anchor_set(stocked_services, CONTEXT, "grown")
     assert retention.sweep_blobs(stocked_services) == 4
     assert files(stocked_services) == before
 
 
-def ask(services, **more):
-    """A bootstrap of the pools `x`, of two pieces, and `y`."""
-    sides = {
-        "source_pool": pools.PoolInput("source_pool", "x"),
-        "target_pool": pools.PoolInput("target_pool", "y"),
-        **more,
-    }
-    return bootstrap.request_bootstrap(
-        services,
-        CONTEXT,
-        name="grown",
-        source="a",
-        target="b",
-        seeds=[(0, 0), (1, 1), (2, 2)],
-        size=6,
-        options={"attempts": 1},
-        min_precision=0,
-        **sides,
-    )
+#: a bootstrap of the pools `x`, of two pieces, and `y`
+REQUEST = BootstrapRequest(
+    name="grown",
+    source="a",
+    target="b",
+    source_pool="x",
+    target_pool="y",
+    seeds=[[0, 0], [1, 1], [2, 2]],
+    size=6,
+    options={"attempts": 1},
+    min_precision=0,
+)
+
+
+def ask(services):
+    return bootstrap.request_bootstrap(services, CONTEXT, REQUEST)
 
 
 @pytest.fixture
@@ -188,7 +182,7 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
     x, y = stored(pooled, "x"), stored(pooled, "y")
     job = ask(pooled)
     for name in "xy":
-        pools.delete_pool(pooled, CONTEXT, name)
+        bootstrap.delete_pool(pooled, CONTEXT, name)
     age(pooled)
     assert retention.sweep_blobs(pooled) == 0
     row = run(pooled, job)
@@ -220,11 +214,7 @@ def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
     with pooled.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
         named = {piece["blob"] for piece in resources.whole_pool(session, PROJECT, "x").pieces}
-    pools.store_side(
-        pooled,
-        CONTEXT,
-        pools.check_side(pooled, PROJECT, encoder, pools.PoolInput("source_pool", "x")),
-    )
+    bootstrap.store_side(pooled, CONTEXT, bootstrap.check_side(pooled, encoder, REQUEST, "source"))
     pooled.blobs.sweep(set())
     assert files(pooled) == named
 
@@ -232,18 +222,18 @@ def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
 def test_files_swept_before_they_were_kept_are_noticed(pooled):
     with pooled.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
-    found = pools.check_side(pooled, PROJECT, encoder, pools.PoolInput("source_pool", "x"))
+    found = bootstrap.check_side(pooled, encoder, REQUEST, "source")
     age(pooled)
     pooled.blobs.sweep(set())
     with pytest.raises(StorageUnavailable):
-        pools.store_side(pooled, CONTEXT, found)
+        bootstrap.store_side(pooled, CONTEXT, found)
 
 
 def test_vectors_of_an_encoder_made_anew_meanwhile_make_no_set(pooled):
     """The job names the encoder; another one of its name did not make the pool."""
     anchor_sets.delete_anchor_set(pooled, CONTEXT, "s")
     job = ask(pooled)
-    pools.delete_pool(pooled, CONTEXT, "x")
+    bootstrap.delete_pool(pooled, CONTEXT, "x")
     encoders.delete_encoder(pooled, CONTEXT, "a")
     create_encoder(pooled, "a", 3)
     row = run(pooled, job)

@@ -1,27 +1,27 @@
-"""Bootstraps: what is refused before a job exists, interruptions, refusals, and
-jobs of earlier versions.
+"""Bootstraps by self-learning: what is refused before a job exists, how a job ends, and
+interruptions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from app import errors
 from app.anchors import service as anchor_sets
 from app.anchors import spaces
-from app.bootstrap import pools
+from app.bootstrap import run as running
 from app.bootstrap import service as bootstrap
+from app.bootstrap.schemas import BootstrapRequest
 from app.context import Limits, Services
 from app.db import resources, tables
 from app.demo.pack import load_pack
-from app.errors import AnchorageError, InvalidRequest, InvalidSeeds, TooManyVectors
+from app.errors import InvalidRequest, InvalidSeeds, SeedsInsufficient, TooManyVectors
 from app.jobs import progress, submission
-from app.jobs import queries as job_queries
 from app.jobs import worker as runner
 from app.maths.bootstrap import estimate, self_learning
 from app.types import JobState
@@ -39,8 +39,8 @@ class Mixed:
     y: Tensor
     partner: Tensor
 
-    def seeds(self, count: int) -> list[tuple[int, int]]:
-        return [(i, int(self.partner[i])) for i in range(count)]
+    def seeds(self, count: int) -> list[list[int]]:
+        return [[i, int(self.partner[i])] for i in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -70,41 +70,33 @@ def stock_services(services: Services) -> Services:
 
 
 @pytest.fixture
-def ready(services: Services) -> Services:
-    return stock_services(services)
-
-
-@pytest.fixture
 def quick(on_sqlite: Services) -> Services:
-    """On one database, where the other would do the same."""
     return stock_services(on_sqlite)
 
 
 def ask(
     services: Services,
     given: Mixed,
-    seeds: int | list[tuple[int, int]],
+    seeds: int | list[list[int]],
     *,
     name: str = "grown",
     **more: Any,
 ) -> tables.JobRow:
-    return bootstrap.request_bootstrap(
-        services,
-        CONTEXT,
+    body = BootstrapRequest(
         name=name,
         source="minilm",
         target="static",
-        source_pool=pools.PoolInput("source_pool", given.x),
-        target_pool=pools.PoolInput("target_pool", given.y),
+        source_pool=given.x,
+        target_pool=given.y,
         seeds=given.seeds(seeds) if isinstance(seeds, int) else seeds,
         **more,
     )
+    return bootstrap.request_bootstrap(services, CONTEXT, body)
 
 
-def nothing_made(services: Services, name: str = "grown") -> bool:
-    with pytest.raises(errors.AnchorSetNotFound), services.db.transaction() as session:
-        resources.by_name(session, tables.AnchorSetRow, PROJECT, name)
-    return True
+def nothing_made(services: Services) -> bool:
+    with services.db.transaction() as session:
+        return not resources.page(session, tables.AnchorSetRow, PROJECT, after="", limit=9)
 
 
 # --- before there is a job ------------------------------------------------------------------------
@@ -116,9 +108,9 @@ def nothing_made(services: Services, name: str = "grown") -> bool:
         ({"size": 101}, InvalidSeeds, "size"),
         ({"size": 151}, TooManyVectors, "size"),
         ({"size": 9}, InvalidSeeds, "seeds"),
-        ({"seeds": [(0, 100)]}, InvalidSeeds, "seeds"),
+        ({"seeds": [[0, 100]]}, InvalidSeeds, "seeds"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_what_no_method_could_do_is_refused_before_there_is_a_job(
     quick, mixed, change, error, field
@@ -127,33 +119,29 @@ def test_what_no_method_could_do_is_refused_before_there_is_a_job(
     with pytest.raises(error) as caught:
         ask(few, mixed, **{"seeds": 10, **change})
     assert caught.value.field == field
-    with quick.db.transaction() as session:
-        assert job_queries.jobs(session, PROJECT, state=None, before=None, limit=9) == []
 
 
-def test_pools_that_are_too_small_to_learn_from_are_named_by_their_field(quick, mixed):
-    for side, field in (("x", "source_pool"), ("y", "target_pool")):
-        small = replace(mixed, **{side: getattr(mixed, side)[:99]})
-        with pytest.raises(InvalidRequest, match="100 items") as caught:
-            ask(quick, small, [])
-        assert caught.value.field == field
-    assert ask(quick, mixed, []).state == JobState.queued
+@pytest.mark.parametrize(("side", "field"), [("x", "source_pool"), ("y", "target_pool")])
+def test_a_pool_that_is_too_small_to_learn_from_is_named_by_its_field(quick, mixed, side, field):
+    with pytest.raises(InvalidRequest, match=r"100 items; this one has 99") as caught:
+        ask(quick, replace(mixed, **{side: getattr(mixed, side)[:99]}), [])
+    assert caught.value.field == field
 
 
 # --- how it ends ----------------------------------------------------------------------------------
 
 
-def test_a_bootstrap_ends_in_a_set_with_its_pairs_and_where_it_comes_from(ready, mixed):
-    row = run(ready, ask(ready, mixed, 10))
+def test_a_bootstrap_ends_in_a_set_with_its_pairs_and_where_it_comes_from(quick, mixed):
+    row = run(quick, ask(quick, mixed, 10))
     assert (row.state, row.error) == (JobState.succeeded, None)
     assert row.progress["done"] == row.progress["total"]
-    found, confidence = anchor_sets.load_pairs(ready, PROJECT, "grown")
+    found, confidence = anchor_sets.load_pairs(quick, PROJECT, "grown")
     assert found.tolist() == row.result["pairs"]
     assert confidence.tolist() == pytest.approx(row.result["confidence"], abs=1e-4)
     assert float((mixed.partner[found[:, 0]] == found[:, 1]).double().mean()) > 0.95
-    with ready.db.transaction() as session:
+    with quick.db.transaction() as session:
         made = resources.by_name(session, tables.AnchorSetRow, PROJECT, "grown")
-        kept = {space.encoder.name: spaces.raw_anchors(ready, space) for space in made.spaces}
+        kept = {space.encoder.name: spaces.raw_anchors(quick, space) for space in made.spaces}
     assert torch.equal(kept["minilm"], mixed.x[found[:, 0]])
     assert torch.equal(kept["static"], mixed.y[found[:, 1]])
     told = made.provenance
@@ -165,14 +153,14 @@ def test_a_bootstrap_ends_in_a_set_with_its_pairs_and_where_it_comes_from(ready,
     assert told["settings"]["attempts"] == 6
 
 
-def test_too_few_right_pairs_end_the_job_with_what_would_help_and_nothing_is_made(ready, vectors):
+def test_too_few_right_pairs_end_the_job_with_what_would_help_and_nothing_is_made(quick, vectors):
     apart = Mixed(vectors["minilm"][:100], vectors["static"][100:200], torch.arange(100))
-    row = run(ready, ask(ready, apart, 10, options={"attempts": 2}))
+    row = run(quick, ask(quick, apart, 10, options={"attempts": 2}))
     assert (row.state, row.result) == (JobState.failed, None)
     assert row.error["code"] == "seeds-insufficient"
     assert row.error["more_seeds"] == estimate.seeds_to_add(10)
     assert {"estimate", "wrong_seeds", "facts", "field", "detail"} < set(row.error)
-    assert nothing_made(ready)
+    assert nothing_made(quick)
 
 
 def outcome(count: int, right: float, orphans_paired: float = 0.0) -> estimate.Outcome:
@@ -189,6 +177,16 @@ def outcome(count: int, right: float, orphans_paired: float = 0.0) -> estimate.O
     return estimate.Outcome(torch.stack([rows, rows], dim=1), torch.ones(count), told, [], {})
 
 
+def job_of(seeds: int, size: int | None, least: float) -> SimpleNamespace:
+    """A running job with so many seeds, and pools of 100 items."""
+    return SimpleNamespace(
+        seeds=range(seeds),
+        pools=[range(100)] * 2,
+        settings={"size": size},
+        arguments={"min_precision": least},
+    )
+
+
 @pytest.mark.parametrize(
     ("count", "right", "size", "least", "believed"),
     [
@@ -200,50 +198,31 @@ def outcome(count: int, right: float, orphans_paired: float = 0.0) -> estimate.O
         (1, 1.0, None, 0.0, False),  # no anchor set
     ],
 )
-@pytest.mark.parametrize(("seeds", "items", "more"), [(0, 100, 5), (97, 100, 3)])
+@pytest.mark.parametrize(("seeds", "more"), [(0, 5), (97, 3)])  # no more than there are
 def test_an_estimate_of_a_few_pairs_counts_only_for_who_wants_no_more(
-    count, right, size, least, believed, seeds, items, more
+    count, right, size, least, believed, seeds, more
 ):
-    found = outcome(count, right)
-
-    def require() -> None:
-        bootstrap._require_quality(found, {}, seeds=seeds, items=items, size=size, least=least)
-
+    given = job_of(seeds, size, least)
     if believed:
-        require()
+        running._require_quality(given, outcome(count, right), {})
         return
-    with pytest.raises(AnchorageError) as caught:
-        require()
-    # No more than there are.
-    assert (caught.value.code, caught.value.members()["more_seeds"]) == ("seeds-insufficient", more)
+    with pytest.raises(SeedsInsufficient) as caught:
+        running._require_quality(given, outcome(count, right), {})
+    assert caught.value.members()["more_seeds"] == more
 
 
 def test_where_only_strangers_lower_the_estimate_no_more_seeds_are_asked_for():
-    with pytest.raises(AnchorageError) as caught:
-        bootstrap._require_quality(
-            outcome(20, 0.4, orphans_paired=0.26), {}, seeds=15, items=100, size=None, least=0.5
-        )
+    with pytest.raises(SeedsInsufficient, match="26% of the items that lost") as caught:
+        running._require_quality(job_of(15, None, 0.5), outcome(20, 0.4, orphans_paired=0.26), {})
     assert caught.value.members()["more_seeds"] == 0
-    assert "26% of the items that lost their partner" in str(caught.value)
 
 
 def test_a_name_taken_meanwhile_ends_the_job_before_it_computes(quick, mixed, monkeypatch):
     job = ask(quick, mixed, 10, name="same")
     anchor_sets.create_anchor_set(quick, CONTEXT, name="same", embeddings={"minilm": mixed.x})
-    computed: list[bool] = []
-    learn = self_learning.learn
-    monkeypatch.setattr(
-        self_learning,
-        "learn",
-        lambda *given, **more: computed.append(True) or learn(*given, **more),
-    )
+    monkeypatch.delattr(self_learning, "learn")
     row = run(quick, job)
-    assert (row.state, row.error["code"], row.error["field"], computed) == (
-        JobState.failed,
-        "name-taken",
-        "name",
-        [],
-    )
+    assert (row.state, row.error["code"], row.error["field"]) == ("failed", "name-taken", "name")
 
 
 # --- interrupted ----------------------------------------------------------------------------------

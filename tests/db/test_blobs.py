@@ -43,16 +43,6 @@ def test_tensors_come_back_bit_for_bit(blobs, dtype):
     )
 
 
-def test_a_tensor_is_copied_to_where_it_will_stay(blobs):
-    digest = blobs.put({"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(2)})
-    whole = torch.zeros(5, 4)
-    assert blobs.shape(digest, "a") == [3, 4]
-    blobs.copy(digest, "a", to=whole[1:4])
-    assert torch.equal(
-        whole, torch.cat([torch.zeros(1, 4), torch.arange(12.0).reshape(3, 4), torch.zeros(1, 4)])
-    )
-
-
 def test_equal_content_is_one_file_named_by_the_hash_of_its_bytes_and_other_content_another(blobs):
     first = blobs.put({"a": torch.ones(3)})
     assert blobs.put({"a": torch.ones(3).clone()}) == first
@@ -75,8 +65,6 @@ def test_a_damaged_file_is_not_read(blobs, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(BlobMissing, match="damaged"):
         blobs.get(digest)
-    with pytest.raises(BlobMissing, match="damaged"):
-        blobs.copy(digest, "a", to=torch.zeros(3))
 
 
 def test_writing_the_content_again_heals_a_damaged_file(blobs):
@@ -90,12 +78,7 @@ def test_writing_the_content_again_heals_a_damaged_file(blobs):
 
 def test_a_missing_file_is_an_error_that_waiting_does_not_mend_and_names_its_owner(blobs):
     blobs.put({"a": torch.ones(3)})
-    calls = (
-        blobs.get,
-        lambda name: blobs.shape(name, "a"),
-        lambda name: blobs.copy(name, "a", to=torch.zeros(3)),
-    )
-    for call in (*calls, lambda name: blobs.touch([name])):
+    for call in (blobs.get, lambda name: blobs.touch([name])):
         with pytest.raises(BlobMissing) as caught:
             call("0" * 64)
         assert caught.value.retry_after_s is None

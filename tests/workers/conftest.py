@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from app.bootstrap import pools
 from app.bootstrap import service as bootstrapping
+from app.bootstrap.schemas import BootstrapRequest
 from app.context import Services
 from app.db import tables
 from app.encoders import service as encoders
@@ -51,19 +51,18 @@ class Deployment:
         """
         self._encoders(a=16, b=12)
         draw = torch.Generator().manual_seed(0)
-        row = bootstrapping.request_bootstrap(
-            self.services,
-            CONTEXT,
+        body = BootstrapRequest(
             name=name,
             source="a",
             target="b",
-            source_pool=pools.PoolInput("source_pool", torch.randn(items, 16, generator=draw)),
-            target_pool=pools.PoolInput("target_pool", torch.randn(items, 12, generator=draw)),
-            seeds=[(0, 0), (1, 1), (2, 2)],
+            source_pool=torch.randn(items, 16, generator=draw),
+            target_pool=torch.randn(items, 12, generator=draw),
+            seeds=[[0, 0], [1, 1], [2, 2]],
             size=6,
             options={"attempts": attempts},
             min_precision=0,
         )
+        row = bootstrapping.request_bootstrap(self.services, CONTEXT, body)
         return row.id
 
     def _encoders(self, **dims: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -40,6 +40,8 @@ class Step:
     state: State | None = None
 
 
+#: Known pairs: rows (i of x, j of y).
+Seeds = Sequence[Sequence[int]]
 #: Called at every step and several times a second in between; an exception ends the method.
 OnStep = Callable[[Step], None]
 
@@ -189,7 +191,7 @@ def _counted(pieces: tuple[Tensor, ...], beat: Beat) -> Bool[Tensor, " n"]:
     return counted
 
 
-def check_pairs(seeds: list[tuple[int, int]], *, source: int, target: int) -> None:
+def check_pairs(seeds: Seeds, *, source: int, target: int) -> None:
     """Raise InvalidSeeds unless all pairs are in range and no item is twice on a side."""
     outside = [row for row, (i, j) in enumerate(seeds) if not (0 <= i < source and 0 <= j < target)]
     if outside:
@@ -208,7 +210,7 @@ def check_pairs(seeds: list[tuple[int, int]], *, source: int, target: int) -> No
             )
 
 
-def seed_tensor(seeds: list[tuple[int, int]]) -> Int64[Tensor, "s 2"]:
+def seed_tensor(seeds: Seeds) -> Int64[Tensor, "s 2"]:
     """The rows (i, j) of the seeds as a tensor."""
     return torch.tensor(seeds, dtype=torch.int64).reshape(-1, 2)
 

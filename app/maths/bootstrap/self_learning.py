@@ -35,6 +35,7 @@ from app.maths.bootstrap.pools import (
     OnStep,
     Pools,
     Progress,
+    Seeds,
     State,
     check_pairs,
     draw_rows,
@@ -107,7 +108,7 @@ class _Sides:
 @torch.no_grad()
 def learn(
     pools: Pools,
-    seeds: list[tuple[int, int]],
+    seeds: Seeds,
     settings: SelfLearningSettings,
     *,
     state: State | None = None,
