@@ -84,9 +84,8 @@ bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (s
 papers: $(INSTALLED) ## reproduce the papers, for hours, into research/results (needs ANCHORAGE_DATA)
 	$(BIN)/python -m research.stitching
 	$(BIN)/python -m research.anchor_strategies
-	$(BIN)/python -m research.bootstrap
 
-faults: $(INSTALLED) ## kill, restart and attack real processes, and count losses (needs PostgreSQL and Redis binaries)
+faults: $(INSTALLED) ## kill and restart real processes, and count losses (needs PostgreSQL and Redis binaries)
 	$(BIN)/python -m benchmarks.faults
 
 soak: $(INSTALLED) ## run a mixed load for MINUTES=10, and count errors and leaks (needs PostgreSQL and Redis binaries)

@@ -9,8 +9,7 @@ Writes benchmarks/results/bootstrap.json.
 
 Items embedded by two encoders, one side in another order; some true pairs are the seeds. Means and
 standard deviations over draws of items, order and seeds; methods that take minutes have fewer
-draws. Data: see benchmarks/quality/data.py. The tables of the
-paper are in research/bootstrap.
+draws. Data: see benchmarks/quality/data.py.
 """
 
 from __future__ import annotations

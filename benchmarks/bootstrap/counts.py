@@ -25,7 +25,6 @@ HARD = {"words, w2v -> fasttext": 5, "words, googlenews -> fasttext": 5}
 UNSEEDED, UNSEEDED_DRAWS = 0, 3
 #: slower methods have fewer numbers of seeds and fewer draws; with the 250 texts only fewer draws
 SLOW: dict[str, tuple[tuple[int, ...], int]] = {
-    "vecmap": ((5, 15), 1),
     "paper": ((15, 50), 1),
 }
 SLOW_TEXTS = {"paper": 5}

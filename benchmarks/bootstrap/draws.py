@@ -1,6 +1,4 @@
-"""Two pools in different orders, seeds, and items that neither pool has, drawn from the tasks of
-benchmarks/quality/data.py.
-"""
+"""Two pools in different orders, and seeds, drawn from the tasks of benchmarks/quality/data.py."""
 
 from __future__ import annotations
 
@@ -15,16 +13,13 @@ from benchmarks.quality import data
 
 #: how many true anchors the paper's optimisation aims for, and is compared with
 GT = 300
-#: unseen items at most
-UNSEEN = 2_000
 
 
 @dataclass(frozen=True)
 class Case:
     """An ordered pair of a task's encoders.
 
-    `name` is for tables. `items` is the most that each pool has; None takes all items and leaves
-    none unseen.
+    `name` is for tables. `items` is the most that each pool has; None takes all items.
     """
 
     name: str
@@ -38,38 +33,20 @@ class Case:
 class Draw:
     """x, y            (n, d_x), (n, d_y) raw vectors; the rows of y are in another order
     partner         (n,) the row of y that is row i of x
-    unseen_x, unseen_y  (u, .) raw vectors of the same other items, in one order
-    labels, unseen_labels  (n,) of the rows of x, and (u,), where the items have classes
     """
 
     x: Tensor
     y: Tensor
     partner: Tensor
-    unseen_x: Tensor
-    unseen_y: Tensor
-    labels: Tensor | None
-    unseen_labels: Tensor | None
 
     @cached_property
     def pools(self) -> Pools:
         """What a method gets."""
         return fit_pools(self.x, self.y)
 
-    @cached_property
-    def flipped(self) -> Draw:
-        """The same draw from the target to the source."""
-        back = self.partner.argsort()
-        labels = None if self.labels is None else self.labels[back]
-        return Draw(self.y, self.x, back, self.unseen_y, self.unseen_x, labels, self.unseen_labels)
-
-    def true(self, count: int | None = None) -> Tensor:
-        """The first `count` true pairs (count, 2), or all. Fewer are the first of more."""
-        partner = self.partner[:count]
-        return torch.stack([torch.arange(len(partner)), partner], dim=1)
-
     def seeds(self, count: int) -> list[tuple[int, int]]:
-        """The first `count` true pairs, as methods take them."""
-        return [(i, j) for i, j in self.true(count).tolist()]
+        """The first `count` true pairs. Fewer are the first of more."""
+        return list(enumerate(self.partner[:count].tolist()))
 
     def right(self, pairs: Tensor) -> Tensor:
         """(p,) bool: which pairs (p, 2) are true."""
@@ -82,26 +59,13 @@ def draw(case: Case, number: int) -> Draw:
     task = data.TASKS[case.task]()
     generator = torch.Generator().manual_seed(number)
     order = torch.randperm(task.items, generator=generator)
-    pool, unseen = (
-        (order, order[:0])
-        if case.items is None
-        else (order[: case.items], order[case.items :][:UNSEEN])
-    )
+    pool = order[: case.items]
     mixed = torch.randperm(len(pool), generator=generator)
     x, y = task.encoders[case.source], task.encoders[case.target]
-    labels = task.labels
-    return Draw(
-        x=x[pool],
-        y=y[pool[mixed]],
-        partner=mixed.argsort(),
-        unseen_x=x[unseen],
-        unseen_y=y[unseen],
-        labels=None if labels is None else labels[pool],
-        unseen_labels=None if labels is None else labels[unseen],
-    )
+    return Draw(x=x[pool], y=y[pool[mixed]], partner=mixed.argsort())
 
 
-#: pairs of encoders, by name; the words of `retrieval` are all words that the three spaces share
+#: pairs of encoders, by name
 CASES = {
     case.name: case
     for case in (
@@ -128,19 +92,5 @@ CASES = {
         Case("words, googlenews -> w2v", "words", "googlenews", "w2v"),
         Case("words, w2v -> fasttext", "words", "w2v", "fasttext"),
         Case("words, googlenews -> fasttext", "words", "googlenews", "fasttext"),
-    )
-}
-ALL_WORDS = {
-    case.name: case
-    for case in (
-        Case("all words, w2v -> fasttext", "words", "w2v", "fasttext", None),
-        Case("all words, googlenews -> w2v", "words", "googlenews", "w2v", None),
-        Case("all words, googlenews -> fasttext", "words", "googlenews", "fasttext", None),
-    )
-}
-OTHERS = {
-    case.name: case
-    for case in (
-        Case("CIFAR-10, V1 1.0 -> SqueezeNet", "cifar10", "mobilenet_v1_100", "squeezenet_v10"),
     )
 }

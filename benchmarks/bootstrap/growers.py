@@ -11,7 +11,7 @@ from app.maths.bootstrap import self_learning
 from app.maths.bootstrap.estimate import Outcome
 from app.maths.bootstrap.pools import Pools
 from benchmarks.bootstrap.draws import GT
-from research import anchor_optimisation, baselines
+from research import anchor_optimisation
 from research.grown_pairs import GrownPairs
 
 Seeds = list[tuple[int, int]]
@@ -43,11 +43,6 @@ def _size(pools: Pools) -> int:
 
 
 METHODS: dict[str, tuple[Grow, Settings]] = {
-    "procrustes": (
-        lambda pools, seeds, _: baselines.procrustes(pools, seeds),
-        lambda pools, number: None,
-    ),
-    "vecmap": (baselines.vecmap, lambda pools, number: baselines.Vecmap(seed=number)),
     "paper": (
         optimise,
         lambda pools, number: anchor_optimisation.PaperSettings(_size(pools), seed=number),
@@ -74,12 +69,3 @@ def beside_seeds(found: GrownPairs, seeds: Seeds) -> torch.Tensor:
     """(p,) bool: which pairs are not seeds. A method may have dropped unlikely seeds."""
     given = set(seeds)
     return torch.tensor([(i, j) not in given for i, j in found.pairs.tolist()], dtype=torch.bool)
-
-
-def most_confident(found: GrownPairs, count: int) -> torch.Tensor:
-    """The `count` most confident pairs; the first ones in the method's own order if it gives no
-    confidence.
-    """
-    if bool(found.confidence.isnan().any()):
-        return found.pairs[:count]
-    return found.pairs[found.confidence.argsort(descending=True, stable=True)[:count]]

@@ -12,31 +12,6 @@ from benchmarks.bootstrap.cells import Found, Key, Measured
 Section = dict[str, Any]
 
 
-def of_rows(found: Found) -> Section:
-    """Retrieval and stitching: by place, a row for each method, number of seeds and way to use its
-    anchors.
-    """
-    places: dict[str, dict[str, Any]] = {}
-    for (place, method, count), many in _groups(found, lambda key: key[1:4]):
-        for name in dict.fromkeys(row for cell in many for row in cell["rows"]):
-            having = [cell for cell in many if name in cell["rows"]]
-            row: dict[str, Any] = {
-                "method": method,
-                "seeds": count,
-                "read": name,
-                "draws": len(having),
-            }
-            row |= _means(having, "pairs", "right")
-            for way in having[0]["rows"][name]:
-                first = having[0]["rows"][name][way]
-                row[way] = {
-                    figure: _spread(cell["rows"][name][way][figure] for cell in having)
-                    for figure in first
-                }
-            places.setdefault(str(place), {})[f"{method}, {count}, {name}"] = row
-    return {"places": places}
-
-
 def of_counts(found: Found) -> Section:
     """By case, method and number of seeds; and how often the estimate of a run is true, over all of
     them.

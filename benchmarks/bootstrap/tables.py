@@ -38,12 +38,11 @@ def _counted(row: Mapping[str, Any] | None) -> str:
 
 
 def _seeds(cases: Mapping[str, Any]) -> Table:
-    """Self-learning by the number of seeds, and two other methods with fifteen."""
-    table = [["pools", "no seeds", *COUNTS[1:], "vecmap, 15", "paper, 15"]]
+    """Self-learning by the number of seeds, and the paper's method with fifteen."""
+    table = [["pools", "no seeds", *COUNTS[1:], "paper, 15"]]
     for case, methods in cases.items():
         own = [_counted(methods.get("self-learning", {}).get(count)) for count in COUNTS]
-        others = [_counted(methods.get(name, {}).get("15")) for name in ("vecmap", "paper")]
-        table.append([case, *own, *others])
+        table.append([case, *own, _counted(methods.get("paper", {}).get("15"))])
     return table
 
 

@@ -1,5 +1,4 @@
-"""Which requests and jobs does a fault lose, and what can an outsider do to other clients?
-Two tables.
+"""Which requests and jobs does a fault lose?
 
     python -m benchmarks.faults             # all, about 20 minutes on 2 cores
     python -m benchmarks.faults redis-lost  # one of them
@@ -19,9 +18,6 @@ each job succeeded, with one set, the right pairs and the right vectors.
 The last five columns must be 0: 5xx other than 503 with Retry-After; dropped requests (a broken
 connection that the fault does not explain, or never the right status); lost jobs or answered
 resources; effects that happened twice; wrong vectors.
-
-The attacks are those of an outsider with one key or none (benchmarks/faults/attacks). No process
-may be killed, /livez must answer within the time that the table names, and no client may get a 500.
 """
 
 from __future__ import annotations
@@ -37,9 +33,6 @@ import torch
 from rich.console import Console
 
 from benchmarks.common import RESULTS, Missing, Table, parser, show, write
-from benchmarks.faults.attacks.attacks import ATTACKS
-from benchmarks.faults.attacks.scene import COLUMNS as ATTACK_COLUMNS
-from benchmarks.faults.attacks.scene import Outcome
 from benchmarks.faults.deployment import end_on_sigterm
 from benchmarks.faults.outages import apis_killed, stores_lost, workers_killed
 from benchmarks.faults.row import Row, Stage
@@ -68,25 +61,21 @@ COLUMNS = {
 
 
 def main() -> None:
-    """Run the faults and attacks, print and write the tables; exit with 1 if a condition did not
-    hold.
-    """
+    """Run the faults, print and write the table; exit with 1 if a condition did not hold."""
     arguments = parser(__doc__, RESULTS / "faults.json")
-    arguments.add_argument("names", nargs="*", metavar="fault", help=", ".join([*FAULTS, *ATTACKS]))
+    arguments.add_argument("names", nargs="*", metavar="fault", help=", ".join(FAULTS))
     arguments.add_argument("--keep", action="store_true", help="keep logs and data")
     options = arguments.parse_args()
-    if unknown := set(options.names) - {*FAULTS, *ATTACKS}:
-        known = ", ".join([*FAULTS, *ATTACKS])
+    if unknown := set(options.names) - FAULTS.keys():
+        known = ", ".join(FAULTS)
         arguments.error(f"no such fault: {', '.join(sorted(unknown))}. There are {known}.")
-    names = options.names or [*FAULTS, *ATTACKS]
     torch.set_num_threads(1)
     end_on_sigterm()
     console = Console(width=max(180, Console().width))
     folder = Path(tempfile.mkdtemp(prefix="anchorage-faults-"))
     folder.chmod(0o711)  # PostgreSQL's user must reach its own folder below
     try:
-        rows = {name: measure(name, folder, console) for name in names if name in FAULTS}
-        outcomes = {name: attack(name, folder, console) for name in names if name in ATTACKS}
+        rows = {name: measure(name, folder, console) for name in options.names or FAULTS}
     except Missing as error:
         sys.exit(f"{error}: this needs Redis (or Valkey) and PostgreSQL installed")
     finally:
@@ -94,15 +83,10 @@ def main() -> None:
             console.print(f"logs and data: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    tables = {"faults": fault_table(rows)} if rows else {}
-    if outcomes:
-        tables["attacks"] = attack_table(outcomes)
+    tables = {"faults": fault_table(rows)}
     show(console, tables)
     write(options.json, tables)
-    sys.exit(
-        not all(row.good for row in rows.values())
-        or not all(each.good for found in outcomes.values() for each in found)
-    )
+    sys.exit(not all(row.good for row in rows.values()))
 
 
 def measure(name: str, folder: Path, console: Console) -> Row:
@@ -120,16 +104,6 @@ def measure(name: str, folder: Path, console: Console) -> Row:
     return row
 
 
-def attack(name: str, folder: Path, console: Console) -> list[Outcome]:
-    """Run one attack and print its progress."""
-    say = saying(name, console)
-    try:
-        return ATTACKS[name](Stage(folder, say))
-    except (TimeoutError, RuntimeError) as error:
-        say(f"not finished: {error}")
-        return [Outcome(f"not finished: {error}", killed=True)]
-
-
 def saying(name: str, console: Console) -> Callable[[str], None]:
     """A function that prints a line of progress."""
     began = time.monotonic()
@@ -144,14 +118,6 @@ def fault_table(rows: dict[str, Row]) -> Table:
     for name, row in rows.items():
         counts = [f"{getattr(row.tally, field)}" for field in COLUMNS]
         table.append([name, row.done, *counts])
-    return table
-
-
-def attack_table(outcomes: dict[str, list[Outcome]]) -> Table:
-    """What each attack did to the service and to another client."""
-    table = [["attack", "what was sent", *ATTACK_COLUMNS]]
-    for name, found in outcomes.items():
-        table += [[name, outcome.what, *outcome.figures()] for outcome in found]
     return table
 
 

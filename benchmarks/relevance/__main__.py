@@ -8,12 +8,12 @@ nDCG@10 by human judgements of six options, over HTTP with a real server: keep (
 store), bridge (new queries translated into the old space), cascade (the bridge's 100 candidates by
 /rescore), fuse (the candidates of keep and bridge by /rescore, with the weight that the service
 chooses without judgements), translate (new queries, translated documents), re-embed (new queries,
-new documents); and of documents that isotrieve 0.4.0 translates. Anchors are documents drawn at
+new documents). Anchors are documents drawn at
 random, translators graded with their defaults. Every ordered pair of three encoders, 100, 300 and
 1,000 anchors.
 
 Data: `cranfield` in $ANCHORAGE_DATA: the collection's texts and vectors by USE, e5-small and MiniLM
-(benchmarks/relevance/collection.py names the files). isotrieve: benchmarks/quality/peers.txt.
+(benchmarks/relevance/collection.py names the files).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from benchmarks.service import Connection, make_set, register
 from scripts.servers import serve
 
 ANCHORS = (100, 300, 1_000)
-#: draws of anchors, and random halves of the queries for each of them
-DRAWS, HALVES = 5, 2
+#: draws of anchors
+DRAWS = 5
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def measure(data: JudgedCollection, draws: int, method: str) -> dict[str, Any]:
             for source, target in pairs:
                 pair = Direction(source, target, name, method)
                 cells.setdefault((source, target, anchors), []).append(
-                    measure_cell(connection, data, pair, rows, draw, HALVES)
+                    measure_cell(connection, data, pair)
                 )
     return {
         "documents": data.size,
@@ -87,10 +87,7 @@ def measure(data: JudgedCollection, draws: int, method: str) -> dict[str, Any]:
                 "target": target,
                 "anchors": anchors,
                 **average(cells[source, target, anchors]),
-                "draws": [
-                    {key: value for key, value in draw.items() if key != "by weight"}
-                    for draw in cells[source, target, anchors]
-                ],
+                "draws": cells[source, target, anchors],
             }
             for source, target in pairs
             for anchors in ANCHORS

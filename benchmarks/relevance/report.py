@@ -8,11 +8,10 @@ from typing import Any
 
 from benchmarks.common import Table
 
-TITLES = {"isotrieve": "isotrieve 0.4.0"}
-COLUMNS = ("keep", "re-embed", "bridge", "translate", "isotrieve", "cascade", "fuse")
+COLUMNS = ("keep", "re-embed", "bridge", "translate", "cascade", "fuse")
 
-#: largest distance of cascade from translate, and of a judged choice from the best option
-CASCADE, CHOSEN = 0.005, 0.01
+#: largest distance of cascade from translate
+CASCADE = 0.005
 #: largest loss of fuse against keep in a cell, and least mean gain where the new encoder is better
 LOSS, GAIN = 0.005, 0.02
 
@@ -23,10 +22,9 @@ def cells(section: Mapping[str, Any]) -> list[list[str]]:
         [
             f"{cell['source']} -> {cell['target']}",
             f"{cell['anchors']:,}",
-            *("-" if cell[name] is None else f"{cell[name]:.3f}" for name in COLUMNS),
+            *(f"{cell[name]:.3f}" for name in COLUMNS),
             f"{cell['weight']:.2f}",
             f"{cell['fuse, judged']:.3f} ({cell['weight, judged']:.2f})",
-            f"{cell['halves']['chosen']:.3f} ({cell['halves']['best']:.3f})",
         ]
         for cell in section["cells"]
     ]
@@ -39,7 +37,6 @@ def targets(section: Mapping[str, Any]) -> list[tuple[str, float, bool]]:
     cascade = max(abs(cell["cascade"] - cell["translate"]) for cell in cells)
     loss = min(cell["fuse"] - cell["keep"] for cell in cells)
     gain = mean(cell["fuse"] - cell["keep"] for cell in better)
-    chosen = min(cell["halves"]["chosen"] - cell["halves"]["best"] for cell in cells)
     return [
         (f"cascade within {CASCADE} of translate in every cell", cascade, cascade <= CASCADE),
         (f"fuse at most {LOSS} below keep in every cell", loss, loss >= -LOSS),
@@ -48,18 +45,13 @@ def targets(section: Mapping[str, Any]) -> list[tuple[str, float, bool]]:
             gain,
             gain >= GAIN,
         ),
-        (
-            f"chosen on half of the queries: at most {CHOSEN} below the best option",
-            chosen,
-            chosen >= -CHOSEN,
-        ),
     ]
 
 
 def tables(name: str, section: Mapping[str, Any]) -> dict[str, Table]:
     """The tables of a collection on docs/results/relevance.md."""
-    columns = ["old -> new", "anchors", *(TITLES.get(each, each) for each in COLUMNS)]
-    more = ["its weight", "fuse, judged (weight)", "chosen on half (best)"]
+    columns = ["old -> new", "anchors", *COLUMNS]
+    more = ["its weight", "fuse, judged (weight)"]
     rows = [
         [target, f"{found:+.4f}", "yes" if holds else "**no**"]
         for target, found, holds in targets(section)

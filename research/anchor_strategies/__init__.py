@@ -1,3 +1,1 @@
-"""Which items should be anchors, where they should come from, and how coarse relative vectors may
-be.
-"""
+"""Which items should be anchors."""

@@ -1,6 +1,4 @@
-"""What is measured of a set of anchors: how similar two relative spaces are, and how well the
-anchors translate.
-"""
+"""How well a set of anchors translates."""
 
 from __future__ import annotations
 
@@ -9,41 +7,16 @@ from statistics import mean, stdev
 
 from torch import Tensor
 
-from app.maths.geometry.space import Space, fit_space
-from app.maths.quality import metrics
+from app.maths.geometry.space import Space
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from research.anchor_strategies.pools import SEEDS
-from research.definitions import measures, relative
+from research.definitions import measures
 
 Numbers = dict[str, float]
 
 #: the method and options of all translations here, independent of the defaults
 GRADED: methods.Options = {"encode_power": 1.0, "decode_power": 0.25, "ridge": 1.0}
-
-
-def alike(x: Tensor, y: Tensor) -> Numbers:
-    """Relative vectors of the same items in two spaces: Jaccard and MRR among all items at 10
-    neighbours, and cosine.
-    """
-    found = measures(x, y)
-    names = {"jaccard": "jaccard_target", "mrr": "mrr", "cosine": "cosine"}
-    return {name: float(found[measure].mean()) for name, measure in names.items()}
-
-
-def cosines(vectors: Tensor, anchors: Tensor) -> Tensor:
-    """Relative vectors without centring, as in Moschella et al."""
-    return metrics.unit(vectors) @ metrics.unit(anchors).T
-
-
-def relatives(
-    anchors: tuple[Tensor, Tensor], items: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Items of two spaces as the service's cosines."""
-    x, y = (
-        relative(vectors, fit_space(rows)) for vectors, rows in zip(items, anchors, strict=True)
-    )
-    return x, y
 
 
 def translated(

@@ -1,1 +1,0 @@
-"""Attacks by an outsider with one key or none, while a well-behaved client keeps asking."""

@@ -1,1 +1,0 @@
-"""The tables of Cannistraci et al. 2023 on bootstrapped anchors, measured on real data."""
