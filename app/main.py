@@ -34,10 +34,8 @@ from app.jobs import endpoints as jobs
 from app.moves import endpoints as migrations
 from app.openai import endpoints as openai
 from app.ops import health, tracing
-from app.search import advice_endpoints as advice
-from app.search import compare_endpoints as compare
+from app.search import decide_endpoints as decide
 from app.search import endpoints as store_search
-from app.search import evaluate_endpoints as evaluate
 from app.settings import Settings
 from app.stores import endpoints as stores
 from app.threads import use_threads
@@ -61,9 +59,7 @@ RESOURCES = (
     anchor_samples,
     anchor_reports,
     bootstrap,
-    advice,
-    evaluate,
-    compare,
+    decide,
     translators,
     migrations,
     jobs,

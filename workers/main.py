@@ -25,7 +25,7 @@ from app.moves.run import run_migration
 from app.moves.sync import sync_all
 from app.ops import metrics, retention
 from app.search.compare import run_compare
-from app.search.judged import run_any_evaluation
+from app.search.evaluate import run_evaluation
 from app.translate.fit import run_translator
 from app.translate.service import run_fit
 from app.types import JobKind
@@ -38,7 +38,7 @@ RUNNERS: dict[str, runner.JobRunner] = {
     JobKind.embed: run_embed,
     JobKind.translator: run_translator,
     JobKind.fit: run_fit,
-    JobKind.evaluate: run_any_evaluation,
+    JobKind.evaluate: run_evaluation,
     JobKind.migrate: run_migration,
     JobKind.compare: run_compare,
 }

@@ -15,7 +15,7 @@ from app.anchors.from_store import USUAL_SIZE, StoreAnchors
 from app.anchors.schemas import AnchorSet, ItemsBody, ListedAnchorSet
 from app.db import resources, tables
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
-from app.http import fields
+from app.http import answers
 from app.http.bodies import json_body
 from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.fields import InputsBody, Name, Vectors
@@ -224,7 +224,7 @@ def get_pairs(
     pairs, confidence = anchor_sets.load_pairs(services, project, name)
     start = min(after + 1, len(pairs))
     page = slice(start, start + limit)
-    return fields.respond_json(
+    return answers.respond_json(
         {"pairs": pairs[page].numpy(), "confidence": confidence[page].numpy()}
     )  # NaN becomes null
 

@@ -213,3 +213,9 @@ def describe_in_headers(about: Mapping[str, Any]) -> dict[str, str]:
         found["Anchorage-Flag-Count"] = str(len(flags))
         found["Anchorage-Flags"] = json.dumps(flags[:FLAGS_SHOWN])
     return {name: value for name, value in found.items() if len(value) <= LONGEST_HEADER}
+
+
+def respond_json(content: Any) -> Response:
+    """A JSON response. Arrays become lists of the shortest decimals that are exact."""
+    data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(data, media_type="application/json")

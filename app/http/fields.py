@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import orjson
 import pybase64
 import torch
-from fastapi import Response
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -227,12 +225,6 @@ def decode_base64(text: str, field: str) -> bytearray:
         raise BadBase64(
             "Expected base64, padded with `=` to a multiple of four characters.", field=field
         ) from None
-
-
-def respond_json(content: Any) -> Response:
-    """A JSON response. Arrays become lists of the shortest decimals that are exact."""
-    data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(data, media_type="application/json")
 
 
 def _check_lengths(value: list[list[Any]], field: str) -> None:

@@ -9,7 +9,7 @@ import pybase64
 from fastapi import APIRouter, Path, Response
 
 from app.db import resources, tables
-from app.http import fields
+from app.http import answers
 from app.http.bodies import json_body
 from app.http.deps import After, Limit, PathName, ReadContext, Reads, Svc, WriteContext
 from app.http.problems import documented, documented_as_openai
@@ -26,7 +26,7 @@ from app.openai.schemas import (
     RerankRequest,
 )
 from app.ops import metrics
-from app.translate.fields import add_warnings
+from app.translate.fields import warning_members
 
 router = APIRouter()
 
@@ -63,8 +63,9 @@ def create_embeddings(
     }
     if made.truncated:
         answer["truncated"] = made.truncated
-    response = fields.respond_json(answer)
-    add_warnings(response, warnings)
+    response = answers.respond_json(answer)
+    about = {"warnings": warning_members(warnings)}
+    response.headers.update(answers.describe_in_headers(about))
     return response
 
 

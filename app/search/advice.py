@@ -25,9 +25,8 @@ from app.maths.relevance.advice import (
 )
 from app.maths.relevance.options import NATIVE_COUNT
 from app.request_context import RequestContext
-from app.search.compare import comparison_of
 from app.search.native import embeds_texts
-from app.search.scoring import default_weight_of
+from app.search.scoring import comparison_of, default_weight_of
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
 from app.translate import service as apply

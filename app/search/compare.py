@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
@@ -17,7 +16,7 @@ from app.context import Services
 from app.db import resources, tables
 from app.encoders.encoding import encode
 from app.encoders.models.base import Inputs
-from app.errors import Conflict, InvalidRequest
+from app.errors import Conflict, InvalidRequest, NotExactlyOne
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
@@ -25,12 +24,12 @@ from app.maths.quality.metrics import IntervalEstimate
 from app.maths.relevance.cloze import (
     FEWEST_TEXTS,
     MIN_WORDS,
-    USUAL_TEXTS,
     cut_windows,
     mean_interval,
     reciprocal_ranks,
 )
 from app.request_context import RequestContext
+from app.search.decide_schemas import CompareRequest
 from app.search.native import embeds_texts
 from app.types import InputRole, JobKind
 
@@ -38,72 +37,44 @@ from app.types import InputRole, JobKind
 SAMPLED_PER_TEXT = 3
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Encoders to compare on texts: those of a store, or `inputs`.
-
-    texts  most texts to compare on
-    """
-
-    encoders: list[str]
-    store: str | None = None
-    texts: int = USUAL_TEXTS
-
-
 def compare_later(
-    services: Services,
-    context: RequestContext,
-    request: Comparison,
-    inputs: Sequence[str] | None = None,
+    services: Services, context: RequestContext, request: CompareRequest
 ) -> tables.JobRow:
     """Check the request, and queue a job.
 
-    Raises the not-found errors, InvalidRequest, StoreUnsupported, StorageUnavailable, TooManyJobs,
-    QueueFull.
+    Raises NotExactlyOne, the not-found errors, InvalidRequest, StoreUnsupported,
+    StorageUnavailable, TooManyJobs, QueueFull.
     """
+    if (request.store is None) == (request.inputs is None):
+        raise NotExactlyOne("Send exactly one of `store` and `inputs`.", field="store")
     _check(services, context.project, request)
-    arguments: dict[str, Any] = asdict(request)
-    if inputs is not None:
-        pairs = _cut(services, inputs, request.texts, field="inputs")
+    arguments = request.model_dump(exclude={"inputs"})
+    if request.inputs is not None:
+        pairs = _cut(services, request.inputs, request.texts, field="inputs")
         pieces = Inputs([piece for pair in pairs for piece in pair])
         arguments["blobs"] = {"pieces": write_inputs(services, pieces)}
     return submit_job(services, context, JobKind.compare, arguments)
 
 
 def run_compare(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
-    """Run the job. Raises as `compare`."""
-    arguments, context = dict(job.arguments), RequestContext.of_job(job)
-    blobs = arguments.pop("blobs", None)
-    pairs = None
-    if blobs is not None:
-        pieces = [
-            str(each) for each in read_inputs(services, blobs["pieces"], of="this job").values
-        ]
-        pairs = list(zip(pieces[::2], pieces[1::2], strict=True))
-    return compare(services, context, Comparison(**arguments), pairs, progress)
-
-
-def compare(
-    services: Services,
-    context: RequestContext,
-    request: Comparison,
-    pairs: Sequence[tuple[str, str]] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> JobResult:
     """Compare the encoders. The result's `write` remembers it.
-
-    pairs  windows and rests of texts; None: of the store's
 
     Raises the errors of the store, those of `encode`, and as `compare_later`; `write` raises
     Conflict.
     """
+    arguments, context = dict(job.arguments), RequestContext.of_job(job)
+    blobs = arguments.pop("blobs", None)
+    request = CompareRequest(**arguments)
     store, encoders = _check(services, context.project, request)
-    if pairs is None:
-        assert store is not None
-        count = request.texts * SAMPLED_PER_TEXT
+    if store is None:
+        read = read_inputs(services, blobs["pieces"], of="this job")
+        pieces = [str(each) for each in read.values]
+        pairs = list(zip(pieces[::2], pieces[1::2], strict=True))
+    else:
+        sampled = request.texts * SAMPLED_PER_TEXT
         texts = services.stores.wait(
             store,
-            lambda opened: opened.texts(opened.sample(count, seed=0).ids),
+            lambda opened: opened.texts(opened.sample(sampled, seed=0).ids),
             within_s=STORE_READ_S,
         )
         pairs = _cut(services, [each or "" for each in texts], request.texts, field="store")
@@ -139,33 +110,16 @@ def compare(
         ],
         "pairs": [_describe(*pair, differences[pair]) for pair in combinations(ranks, 2)],
     }
-
-    texts_compared = len(pairs)
+    count = len(pairs)
 
     def write(session: Session) -> None:
-        _remember(session, encoders, request, texts_compared, means, differences)
+        _remember(session, encoders, request, count, means, differences)
 
     return JobResult(result, write=write)
 
 
-def comparison_of(source: tables.EncoderRow, target: tables.EncoderRow) -> dict[str, Any] | None:
-    """Return the newest comparison of the target with the source; None without one.
-
-    It has `mrr` of the source and the target, their `difference` with its `interval`, the number
-    of `texts`, and the `store` that they came from.
-    """
-    found: dict[str, Any] | None = (target.comparisons or {}).get(source.id)
-    return found
-
-
-def difference_of(source: tables.EncoderRow, target: tables.EncoderRow) -> float | None:
-    """Return the target's MRR less the source's, by the newest comparison; None without one."""
-    found = comparison_of(source, target)
-    return None if found is None else float(found["difference"])
-
-
 def _check(
-    services: Services, project: str, request: Comparison
+    services: Services, project: str, request: CompareRequest
 ) -> tuple[tables.StoreRow | None, list[tables.EncoderRow]]:
     """Return the store and the encoders."""
     if len(set(request.encoders)) < len(request.encoders):
@@ -223,7 +177,7 @@ def _describe(source: str, target: str, difference: IntervalEstimate) -> dict[st
 def _remember(
     session: Session,
     encoders: Sequence[tables.EncoderRow],
-    request: Comparison,
+    request: CompareRequest,
     texts: int,
     means: Mapping[str, IntervalEstimate],
     differences: Mapping[tuple[str, str], IntervalEstimate],

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import orjson
-import torch
 from fastapi import APIRouter, Query, Response
 from starlette.concurrency import run_in_threadpool
 
@@ -16,13 +15,15 @@ from app.http.bodies import Call, json_body, vector_call
 from app.http.deps import PathName, ReadContext, Svc, WriteContext
 from app.http.problems import documented
 from app.jobs.answers import FIT_QUEUED
-from app.maths.translators.translator import no_flags
 from app.ops import metrics
 from app.search import native_vectors, rescoring, service
-from app.search.rescore_schemas import RescoreAnswer, RescoreRequest
-from app.search.schemas import DeletedVectors, StoreSearchAnswer, StoreSearchRequest
-from app.search.scoring import Scored
-from app.translate.fields import warning_members
+from app.search.schemas import (
+    DeletedVectors,
+    RescoreAnswer,
+    RescoreRequest,
+    StoreSearchAnswer,
+    StoreSearchRequest,
+)
 
 router = APIRouter(tags=["Search an old index"])
 
@@ -50,12 +51,8 @@ async def search_store(
     By default, the store's candidates for the translated queries are scored by the new encoder.
     """
     answer, seconds = await service.search_store(services, context, name, body)
-    response = Response(await run_in_threadpool(_dump, answer), media_type=media_types.JSON)
-    response.headers.update(answers.describe_in_headers({"warnings": answer["warnings"]}))
-    response.headers["Server-Timing"] = ", ".join(
-        f"{step};dur={each * 1e3:.3f}" for step, each in seconds.items()
-    )
-    return response
+    steps = ", ".join(f"{step};dur={each * 1e3:.3f}" for step, each in seconds.items())
+    return await run_in_threadpool(_respond, answer, lambda: steps)
 
 
 @router.delete(
@@ -99,57 +96,16 @@ async def rescore(
     texts of the best candidates; `mode: fuse` then needs no anchors.
     """
     with call.encoding():
-        scored, truncated = await rescoring.rescore(call.services, call.context, call.body)
-    CANDIDATE_COUNTS.observe(len(scored.translated.vectors))
-    response = await run_in_threadpool(_respond, call.body, scored, truncated)
-    response.headers["Server-Timing"] = call.timing()
+        answer = await rescoring.rescore(call.services, call.context, call.body)
+    CANDIDATE_COUNTS.observe(sum(len(one.ids) for one in call.body.candidates))
+    return await run_in_threadpool(_respond, answer, call.timing)
+
+
+def _respond(answer: dict[str, Any], timing: Callable[[], str]) -> Response:
+    response = Response(_dump(answer), media_type=media_types.JSON)
+    response.headers.update(answers.describe_in_headers({"warnings": answer["warnings"]}))
+    response.headers["Server-Timing"] = timing()
     return response
-
-
-def _respond(body: RescoreRequest, scored: Scored, truncated: Sequence[int]) -> Response:
-    results: list[dict[str, Any]] = []
-    for ids, found in zip(body.blocks.ids, scored.results, strict=True):
-        named = [ids[place] for place in found.places.tolist()]
-        result = {"ids": named, "scores": found.scores.float().numpy()}
-        if found.is_native is not None:
-            is_native = found.is_native.tolist()
-            result["native"] = [each for each, own in zip(named, is_native, strict=True) if own]
-        results.append(result)
-    served = scored.served
-    warnings = warning_members(scored.warnings)
-    answer = {
-        "results": results,
-        "mode": body.mode,
-        "weight": scored.weight,
-        "weight_chosen_by": scored.weight_chosen_by,
-        "native": scored.native,
-        "method": served and served.method,
-        "options": dict((served and served.options) or {}),
-        "translator": served and served.id,
-        "flags": _flags(scored, [len(ids) for ids in body.blocks.ids], truncated),
-        "warnings": warnings,
-    }
-    return Response(
-        orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY),
-        media_type=media_types.JSON,
-        headers=answers.describe_in_headers({"warnings": warnings}),
-    )
-
-
-def _flags(scored: Scored, counts: list[int], truncated: Sequence[int]) -> list[dict[str, Any]]:
-    rows = scored.translated
-    if rows.at_mean is no_flags(len(rows.vectors))[0] and not truncated:
-        return []
-    shown: list[dict[str, Any]] = [
-        {"query": query, "candidate": None, "code": "input-truncated"} for query in truncated
-    ]
-    for code, flagged in (("equals-anchor-mean", rows.at_mean), ("outside-anchors", rows.outside)):
-        shown += [
-            {"query": query, "candidate": place, "code": code}
-            for query, part in enumerate(torch.split(flagged, counts))
-            for place in part.nonzero().flatten().tolist()
-        ]
-    return sorted(shown, key=lambda flag: flag["query"])
 
 
 def _dump(content: Any) -> bytes:

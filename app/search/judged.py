@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -15,9 +15,6 @@ from app.context import Services
 from app.db import tables
 from app.encoders import incoming
 from app.errors import InvalidRequest, MissingField, blaming
-from app.jobs.progress import Progress
-from app.jobs.submission import submit_job
-from app.jobs.worker import JobResult
 from app.maths.quality.metrics import bootstrap_interval, cosine_blocks
 from app.maths.relevance.fuse_weight import (
     WEIGHT_GRID,
@@ -26,7 +23,6 @@ from app.maths.relevance.fuse_weight import (
     weights_with,
 )
 from app.maths.relevance.options import (
-    DEFAULT_CANDIDATES,
     NATIVE_OPTIONS,
     NEEDED,
     SEARCH_OPTIONS,
@@ -38,14 +34,11 @@ from app.maths.relevance.options import (
 from app.maths.relevance.ranking_metrics import MEASURES, Judgements, collect
 from app.maths.translators.translator import apply
 from app.request_context import RequestContext
-from app.search.compare import difference_of
-from app.search.scoring import default_weight_of
+from app.search.decide_schemas import EvaluateRequest
+from app.search.scoring import default_weight_of, difference_of
 from app.translate import evaluate as evaluation
 from app.translate import fit as translators
 from app.translate.maps import ServedMap
-from app.types import JobKind
-
-ChosenBy = Literal["judgements", "request", "default"]
 
 #: a query or document: its row, or its id
 RowOrId = int | str
@@ -60,6 +53,8 @@ FIELDS: Mapping[str, str] = {
     "translated_documents": "documents",
 }
 
+#: the fields of vectors
+ITEMS = ("queries", "old_queries", "documents", "native_documents")
 
 #: multiplications in the time that one query's native scores are ordered
 MULTIPLICATIONS_PER_BLOCK = 2**22
@@ -68,26 +63,13 @@ MULTIPLICATIONS_PER_BLOCK = 2**22
 SAME_DIRECTION = 1 - 1e-5
 
 
-@dataclass(frozen=True)
-class JudgementColumns:
-    """The judgements of a request, column by column.
-
-    query_ids, document_ids  the ids of the rows; None: judgements name rows
-    """
-
-    queries: Sequence[RowOrId]
-    documents: Sequence[RowOrId]
-    grades: Sequence[float]
-    query_ids: Sequence[str] | None = None
-    document_ids: Sequence[str] | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class JudgedTask:
     """A checked evaluation of judged queries.
 
     items       queries (q, d_y) and native_documents (m, d_y) by the target, old_queries (q, d_x)
                 and documents (m, d_x) by the source: those that the client sent
+    queries     judged or not
     weight      of the new scores in fuse; None: chosen
     candidates  of each search of the store
     """
@@ -95,7 +77,7 @@ class JudgedTask:
     request: translators.FitRequest
     items: Mapping[str, Tensor]
     judged: Judgements
-    unjudged: int
+    queries: int
     weight: float | None
     candidates: int
     source: tables.SpaceRow
@@ -115,39 +97,119 @@ class JudgedTask:
             evaluation.REQUEST_MULTIPLICATIONS
         )
 
+    @property
+    def steps(self) -> int:
+        """The number of queries to rank."""
+        return len(self.judged)
 
-def check_judged(
-    services: Services,
-    project: str,
-    request: translators.FitRequest,
-    items: Mapping[str, Tensor],
-    judgements: JudgementColumns,
-    *,
-    weight: float | None = None,
-    candidates: int = DEFAULT_CANDIDATES,
-) -> JudgedTask:
-    """Check the request before anything is fitted.
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What a job of the evaluation needs beside its request and tensors."""
+        return {"judged": {"weight": self.weight, "candidates": self.candidates}}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What such a job reads."""
+        judged = self.judged
+        columns = {
+            "queries": judged.rows[judged.queries],
+            "documents": judged.documents,
+            "grades": judged.grades,
+        }
+        return {**self.items, **{f"judged.{name}": each for name, each in columns.items()}}
+
+    def measure(
+        self,
+        services: Services,
+        context: RequestContext,
+        on_progress: Callable[[int, int], object] = lambda *_: None,
+    ) -> dict[str, Any]:
+        """Return the evaluation as JSON.
+
+        on_progress  called with the steps that are done, and all
+
+        Runs on the CPU, so that requests and jobs return equal numbers. Raises the errors of
+        `translators.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
+        """
+        there, back = _fit_both(services, context, self)
+        raw = spaces.raw_anchors(services, self.source)
+        default, _ = default_weight_of(services, self.source, self.target)
+        difference = difference_of(self.source.encoder, self.target.encoder)
+        with services.take(services.turns.evaluations, context.project):
+            vectors = _search_vectors(self.items, there, back)
+            weight = self.weight
+            measured = measure_options(
+                vectors,
+                self.judged,
+                weights=weights_with(default) if weight is None else (weight,),
+                default_weight=default if weight is None else weight,
+                native_weight=native_weight(difference) if weight is None else weight,
+                candidates=self.candidates,
+                on_progress=lambda done: on_progress(done, self.steps),
+            )
+            values, fuse = _choose_fusion(measured, weight, default)
+            return {
+                **_describe_task(self, there, back, raw),
+                "results": _describe_options(values),
+                "missing": _missing_fields(self.items),
+                "fuse": fuse,
+                "best": max(values, key=lambda option: float(values[option][:, 0].mean())),
+            }
+
+
+def check_judged(services: Services, project: str, body: EvaluateRequest) -> JudgedTask:
+    """Check a request with judgements before anything is fitted.
 
     Raises the not-found errors, AnchorsNotEmbedded, the option and vector errors, MissingField, and
     InvalidRequest.
     """
+    request = body.translator_request()
+    sent = {name: getattr(body, name) for name in ITEMS}
+    sent = {name: rows for name, rows in sent.items() if rows is not None}
+    source, target, items, counts = _check_items(services, project, request, sent)
+    judged = _read_judgements(body, *counts)
+    return JudgedTask(
+        request, items, judged, counts[0], body.weight, body.candidates, source, target
+    )
+
+
+def judged_of_job(
+    services: Services,
+    project: str,
+    request: translators.FitRequest,
+    tensors: dict[str, Tensor],
+    *,
+    weight: float | None,
+    candidates: int,
+) -> JudgedTask:
+    """Return the task of a job, from its arguments and tensors. Raises as `check_judged`."""
+    columns = [tensors.pop(f"judged.{name}") for name in ("queries", "documents", "grades")]
+    source, target, items, counts = _check_items(services, project, request, tensors)
+    judged = collect(*columns, size=counts[1])
+    return JudgedTask(request, items, judged, counts[0], weight, candidates, source, target)
+
+
+def _check_items(
+    services: Services,
+    project: str,
+    request: translators.FitRequest,
+    items: Mapping[str, Tensor],
+) -> tuple[tables.SpaceRow, tables.SpaceRow, dict[str, Tensor], tuple[int, int]]:
+    """Return both spaces, the checked items, and the numbers of queries and of documents."""
     source, target = translators.find_pair(services, project, request)
     translators.check_options(request, anchors=source.anchor_set.size)
-    dims = {
-        "queries": target.encoder.dim,
-        "old_queries": source.encoder.dim,
-        "documents": source.encoder.dim,
-        "native_documents": target.encoder.dim,
-    }
-    items = {
+    checked = {
         field: incoming.checked_vectors(
-            vectors, field=field, limits=services.limits, dim=dims[field]
+            vectors,
+            field=field,
+            limits=services.limits,
+            dim=(source if field in ("old_queries", "documents") else target).encoder.dim,
         )
         for field, vectors in items.items()
     }
-    queries = _count_rows(items, "queries", "old_queries")
-    documents = _count_rows(items, "documents", "native_documents")
-    if len(_missing_fields(items)) == len(SEARCH_OPTIONS):
+    queries = _count_rows(checked, "queries", "old_queries")
+    documents = _count_rows(checked, "documents", "native_documents")
+    if len(_missing_fields(checked)) == len(SEARCH_OPTIONS):
         raise MissingField(
             "The request has no option to measure. Send `documents` and at least one of `queries` "
             "and `old_queries`.",
@@ -155,101 +217,17 @@ def check_judged(
         )
     assert queries is not None
     assert documents is not None
-    judged, unjudged = _read_judgements(judgements, queries, documents)
-    return JudgedTask(request, items, judged, unjudged, weight, candidates, source, target)
+    return source, target, checked, (queries, documents)
 
 
-def evaluate_judged(
-    services: Services,
-    context: RequestContext,
-    task: JudgedTask,
-    on_progress: Callable[[int, int], object] = lambda *_: None,
-) -> dict[str, Any]:
-    """Return the evaluation as JSON.
-
-    on_progress  called with the queries that are done, and all
-
-    Runs on the CPU, so that requests and jobs return equal numbers. Raises the errors of
-    `translators.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
-    """
-    there, back = _fit_both(services, context, task)
-    raw = spaces.raw_anchors(services, task.source)
-    default, _ = default_weight_of(services, task.source, task.target)
-    difference = difference_of(task.source.encoder, task.target.encoder)
-    with services.take(services.turns.evaluations, context.project):
-        vectors = _search_vectors(task.items, there, back)
-        weight = task.weight
-        measured = measure_options(
-            vectors,
-            task.judged,
-            weights=weights_with(default) if weight is None else (weight,),
-            default_weight=default if weight is None else weight,
-            native_weight=native_weight(difference) if weight is None else weight,
-            candidates=task.candidates,
-            on_progress=lambda done: on_progress(done, len(task.judged)),
-        )
-        values, fuse = _choose_fusion(measured, weight, default)
-        return {
-            **_describe_task(task, there, back, raw),
-            "results": _describe_options(values),
-            "missing": _missing_fields(task.items),
-            "fuse": fuse,
-            "best": max(values, key=lambda option: float(values[option][:, 0].mean())),
-        }
-
-
-def request_judged(services: Services, context: RequestContext, task: JudgedTask) -> tables.JobRow:
-    """Store the items, and queue a job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
-    judged = task.judged
-    columns = {
-        "judged.queries": judged.rows[judged.queries],
-        "judged.documents": judged.documents,
-        "judged.grades": judged.grades,
-    }
-    arguments = {
-        "request": asdict(task.request),
-        "judged": {"weight": task.weight, "candidates": task.candidates},
-        "blobs": {"items": services.blobs.put({**task.items, **columns})},
-    }
-    return submit_job(services, context, JobKind.evaluate, arguments)
-
-
-def run_any_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
-    """Run a job of `/evaluate`, with judgements or without. Its result is a request's answer."""
-    arguments, context = job.arguments, RequestContext.of_job(job)
-    if "judged" not in arguments:
-        return evaluation.run_evaluation(services, job, progress)
-    tensors = services.blobs.get(arguments["blobs"]["items"])
-    queries, documents, grades = (
-        tensors.pop(f"judged.{name}").tolist() for name in ("queries", "documents", "grades")
-    )
-    task = check_judged(
-        services,
-        job.project,
-        translators.FitRequest(**arguments["request"]),
-        tensors,
-        JudgementColumns(queries, documents, grades),
-        **arguments["judged"],
-    )
-    result = evaluate_judged(services, context, task, progress)
-    progress(len(task.judged), len(task.judged))
-    return JobResult(result)
-
-
-def _read_judgements(
-    columns: JudgementColumns, queries: int, documents: int
-) -> tuple[Judgements, int]:
-    """Return the judgements, and the number of queries without a relevant document.
-
-    queries, documents  the numbers of vectors
-
-    A repeated judgement counts once.
-    """
-    query_rows = _rows(columns.queries, columns.query_ids, queries, "query", "queries")
+def _read_judgements(body: EvaluateRequest, queries: int, documents: int) -> Judgements:
+    """Return the judgements for these numbers of vectors. A repeated judgement counts once."""
+    each = body.judgements or []
+    query_rows = _rows([one.query for one in each], body.query_ids, queries, "query", "queries")
     document_rows = _rows(
-        columns.documents, columns.document_ids, documents, "document", "documents"
+        [one.document for one in each], body.document_ids, documents, "document", "documents"
     )
-    grades = torch.tensor(columns.grades, dtype=torch.float64)
+    grades = torch.tensor([one.grade for one in each], dtype=torch.float64)
     first = _first_of_each(query_rows * documents + document_rows, grades)
     judged = collect(query_rows[first], document_rows[first], grades[first], size=documents)
     if not len(judged):
@@ -258,7 +236,7 @@ def _read_judgements(
             "least one document that is relevant to a query.",
             field="judgements",
         )
-    return judged, queries - len(judged)
+    return judged
 
 
 def _rows(
@@ -344,7 +322,7 @@ def _describe_task(
         "method": None if there is None else there.method,
         "options": None if there is None else dict(there.options),
         "queries": len(task.judged),
-        "unjudged": task.unjudged,
+        "unjudged": task.queries - len(task.judged),
         "documents": task.judged.size,
         "anchors": len(raw),
         "anchor_documents": 0 if documents is None else _count_anchors(documents, raw),
@@ -409,7 +387,7 @@ def _choose_fusion(
         by_weight = tables_by_weight[:, :, 0]
         weights = measured.weights
         choice = choose_weight(by_weight, usual=weights.index(default)) if given is None else None
-        chosen_by: ChosenBy = "request"
+        chosen_by = "request"
         if choice is not None:
             chosen_by, (place, held_out) = "judgements", choice
         else:

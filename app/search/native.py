@@ -16,21 +16,13 @@ from app.errors import AnchorageError, InvalidRequest
 from app.maths.relevance import native as maths
 from app.maths.relevance.rescoring import cosines
 from app.request_context import RequestContext
-from app.search.native_vectors import (
-    OTHERS,
-    NativeCounts,
-    NativeVectors,
-    Shortfall,
-    native_vectors,
-)
+from app.search.native_vectors import OTHERS, NativeVectors, Shortfall, native_vectors
 from app.search.queries import StoreRowId, row_digest
+from app.search.schemas import NativeOut
 from app.stores.port import Hits
 from app.types import EncoderKind, Modality
 
-#: most candidates of each query that are embedded
-MAX_NATIVE = 200
-
-#: the same where a request does not say it
+#: candidates of each query that are embedded, where a request does not say it
 USUAL_NATIVE = 20
 
 #: the texts of candidates, by their places among those of all queries, and the rows of a store that
@@ -60,51 +52,6 @@ def require_texts_encoder(encoder: tables.EncoderRow) -> None:
             "`native`, or register the target encoder with its model.",
             field="native",
         )
-
-
-def native_count(
-    services: Services,
-    row: tables.StoreRow,
-    target: tables.EncoderRow,
-    requested: int | None,
-    mode: str | None,
-) -> int:
-    """Return how many candidates of each query of a store the target embeds.
-
-    requested  None: USUAL_NATIVE where the store has texts and they stay in this process, or the
-               operator lets them leave it; else 0
-
-    Raises InvalidRequest where a requested number is not possible.
-    """
-    has_texts = row.options.get("text_field") is not None
-    may_leave = row.address in services.limits.native_remote
-    if requested is None:
-        embeds = target.kind == EncoderKind.sentence_transformers or (
-            target.kind == EncoderKind.openai and may_leave
-        )
-        return USUAL_NATIVE if has_texts and embeds and mode in (None, "cascade", "fuse") else 0
-    if not requested:
-        return 0
-    if mode in ("bridge", "translate"):
-        raise InvalidRequest(
-            f"`native` does not apply with `mode: {mode}`. Remove it, or remove `mode`.",
-            field="native",
-        )
-    if not has_texts:
-        raise InvalidRequest(
-            "`native` embeds texts of the store, which was connected without `text_field`. "
-            "Connect it again with `text_field`, or remove `native`.",
-            field="native",
-        )
-    require_texts_encoder(target)
-    if target.kind == EncoderKind.openai and not may_leave:
-        raise InvalidRequest(
-            f"`native` would send texts of the store to the endpoint of {target.name!r}. The "
-            "operator allows that by `remote_texts` of the store's address in "
-            "ANCHORAGE_STORES. Until then, remove `native`.",
-            field="native",
-        )
-    return requested
 
 
 def texts_of_store(services: Services, row: tables.StoreRow, hits: Sequence[Hits]) -> ReadTexts:
@@ -173,7 +120,7 @@ async def _read_and_embed(
 ) -> NativeVectors:
     """Return the vectors of these candidates. What hinders it is its `shortfall`."""
     if not wanted:
-        return NativeVectors([], NativeCounts())
+        return NativeVectors([], _none(0))
     ends = time.monotonic() + request.deadline_s
     read = None
     detail = f"The store did not return texts within {request.deadline_s * 1e3:.0f} ms."
@@ -183,9 +130,12 @@ async def _read_and_embed(
     except AnchorageError as error:
         detail = f"The store returned no texts. {error.detail}"
     if read is None:
-        missing = NativeCounts(missing=len(wanted))
         shortfall: Shortfall = ("native-unavailable", f"{detail} {OTHERS}")
-        return NativeVectors([None] * len(wanted), missing, shortfall)
+        return NativeVectors([None] * len(wanted), _none(len(wanted)), shortfall)
     texts, rows = read
     left = max(0.001, ends - time.monotonic())
     return await native_vectors(services, context, encoder, texts, deadline_s=left, rows=rows)
+
+
+def _none(missing: int) -> NativeOut:
+    return NativeOut(embedded=0, truncated=0, cached=0, missing=missing)

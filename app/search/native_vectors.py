@@ -30,6 +30,7 @@ from app.ops import metrics
 from app.request_context import RequestContext
 from app.search import queries
 from app.search.queries import StoreRowId, row_digest
+from app.search.schemas import NativeOut
 
 log = logging.getLogger("anchorage.native")
 
@@ -43,29 +44,12 @@ Shortfall = tuple[Literal["native-budget", "native-deadline", "native-unavailabl
 OTHERS = "The other candidates keep the places that their known scores predict."
 
 
-@dataclass(frozen=True)
-class NativeCounts:
-    """How the vectors of texts were obtained.
-
-    embedded   texts that were encoded for this request
-    truncated  those of them that the encoder read only in part
-    cached     texts whose vectors were stored
-    missing    texts without a vector: empty ones, those that the encoder refuses, and those that
-               the deadline, the budget or a fault left out
-    """
-
-    embedded: int = 0
-    truncated: int = 0
-    cached: int = 0
-    missing: int = 0
-
-
 @dataclass(frozen=True, eq=False)
 class NativeVectors:
     """Vectors of texts, None where there is none, how they were obtained, and why not all were."""
 
     vectors: Sequence[Tensor | None]
-    counts: NativeCounts
+    counts: NativeOut
     shortfall: Shortfall | None = None
 
 
@@ -110,7 +94,7 @@ async def native_vectors(
     long = {digest for digest, text in zip(digests, texts, strict=True) if len(text or "") > most}
     found = {**stored, **made}
     vectors = [None if digest is None else found.get(digest) for digest in digests]
-    counts = NativeCounts(
+    counts = NativeOut(
         embedded=len(made),
         truncated=len(partly | (long & made.keys())),
         cached=len(stored),

@@ -25,8 +25,9 @@ from app.errors import (
 )
 from app.moves.queries import STEP
 from app.request_context import RequestContext
-from app.search.native import native_count
+from app.search.native import USUAL_NATIVE, require_texts_encoder
 from app.search.schemas import StoreSearchMode, StoreSearchRequest
+from app.search.scoring import read_old_queries, refuse_fields_of_fuse
 from app.stores import queries
 from app.stores.port import Side, StoreVectors
 from app.stores.registry import has_cutover
@@ -98,7 +99,7 @@ def plan_search(
         refuse_unsettled(row, moving)
         moving = None
     same = row.encoder.id == target.id
-    native = native_count(services, row, target, request.native, request.mode)
+    native = _native_count(services, row, target, request.native, request.mode)
     mode = request.mode or _usual_mode(request, row, moving, same, native)
     _check_mode(request, mode, same, moving if has_cutover(row.kind) else None)
     if moving is not None and mode != "translate":
@@ -106,58 +107,102 @@ def plan_search(
     read = encoding.vectors_or_encoded(
         services, context, target, request.queries, inputs, field="queries"
     )
-    vectors, truncated = read.vectors, read.truncated
+    vectors = read.vectors
+    side: Side = "old"
+    candidates = _candidates(request) if mode in ("cascade", "fuse") else request.k
+    old = served = bridging = None
     if mode == "translate":
         _reserve(services, context, len(vectors) * request.k, row, "k")
-        side: Side = "old" if same else "new"
-        compared = _numpy(vectors)
-        return SearchPlan(
-            row, target, mode, side, vectors, compared, request.k, truncated, cut_over
-        )
-    old = None
-    if mode == "fuse":
-        try:
-            old = _old_queries(services, context, request, row, inputs, len(vectors))
-        except (Unavailable, EncoderUnavailable, EncoderChanged):
-            if request.mode is not None or (request.anchor_set is None and moving is None):
-                raise
-            mode = "cascade"  # the store's encoder does not run now
-    candidates = request.k if mode == "bridge" else _candidates(request)
-    served = bridging = None
-    if request.anchor_set is None and moving is None and mode == "fuse" and native:
-        if request.method is not None:
-            raise InvalidRequest(
-                "`method` only applies with `anchor_set`. Name a set, or remove `method`.",
-                field="method",
-            )
-        assert old is not None
-        _reserve(services, context, len(old) * candidates, row)
-        compared = _numpy(old)
+        side = "old" if same else "new"
+        compared = vectors
     else:
-        fit = _fit_request(request, row, moving)
-        _reserve(services, context, len(vectors) * (1 if old is None else 2) * candidates, row)
-        bridging, bridged = _bridge(services, context, row, fit, vectors)
-        compared = _numpy(bridged if old is None else torch.cat([old, bridged]))
-        served = None if mode == "bridge" else prepare_map(services, context, Translation(fit))
+        if mode == "fuse":
+            try:
+                old = read_old_queries(
+                    services, context, row.encoder, request.old_queries, inputs, len(vectors)
+                ).vectors
+            except (Unavailable, EncoderUnavailable, EncoderChanged):
+                if request.mode is not None or (request.anchor_set is None and moving is None):
+                    raise
+                mode = "cascade"  # the store's encoder does not run now
+        if request.anchor_set is None and moving is None and old is not None and native:
+            if request.method is not None:
+                raise InvalidRequest(
+                    "`method` only applies with `anchor_set`. Name a set, or remove `method`.",
+                    field="method",
+                )
+            _reserve(services, context, len(old) * candidates, row)
+            compared = old
+        else:
+            fit = _fit_request(request, row, moving)
+            _reserve(services, context, len(vectors) * (1 if old is None else 2) * candidates, row)
+            bridging, bridged = _bridge(services, context, row, fit, vectors)
+            compared = bridged if old is None else torch.cat([old, bridged])
+            served = None if mode == "bridge" else prepare_map(services, context, Translation(fit))
     return SearchPlan(
         row,
         target,
         mode,
-        "old",
+        side,
         vectors,
-        compared,
+        np.ascontiguousarray(compared.float().numpy()),
         candidates,
-        truncated,
+        read.truncated,
         cut_over,
         old_queries=old,
         served=served,
         bridging=bridging,
         native=native,
-        has_new=mode != "bridge"
+        has_new=mode in ("cascade", "fuse")
         and has_cutover(row.kind)
         and moving is not None
         and moving.state != MigrationState.planned,
     )
+
+
+def _native_count(
+    services: Services,
+    row: tables.StoreRow,
+    target: tables.EncoderRow,
+    requested: int | None,
+    mode: str | None,
+) -> int:
+    """Return how many candidates of each query of a store the target embeds.
+
+    requested  None: USUAL_NATIVE where the store has texts and they stay in this process, or the
+               operator lets them leave it; else 0
+
+    Raises InvalidRequest where a requested number is not possible.
+    """
+    has_texts = row.options.get("text_field") is not None
+    may_leave = row.address in services.limits.native_remote
+    if requested is None:
+        embeds = target.kind == EncoderKind.sentence_transformers or (
+            target.kind == EncoderKind.openai and may_leave
+        )
+        return USUAL_NATIVE if has_texts and embeds and mode in (None, "cascade", "fuse") else 0
+    if not requested:
+        return 0
+    if mode in ("bridge", "translate"):
+        raise InvalidRequest(
+            f"`native` does not apply with `mode: {mode}`. Remove it, or remove `mode`.",
+            field="native",
+        )
+    if not has_texts:
+        raise InvalidRequest(
+            "`native` embeds texts of the store, which was connected without `text_field`. "
+            "Connect it again with `text_field`, or remove `native`.",
+            field="native",
+        )
+    require_texts_encoder(target)
+    if target.kind == EncoderKind.openai and not may_leave:
+        raise InvalidRequest(
+            f"`native` would send texts of the store to the endpoint of {target.name!r}. The "
+            "operator allows that by `remote_texts` of the store's address in "
+            "ANCHORAGE_STORES. Until then, remove `native`.",
+            field="native",
+        )
+    return requested
 
 
 def refuse_unsettled(row: tables.StoreRow, moving: tables.MigrationRow) -> None:
@@ -195,12 +240,7 @@ def _check_mode(
 ) -> None:
     """Raises InvalidRequest for fields of other modes, and WrongState."""
     if mode != "fuse":
-        for name in ("old_queries", "weight"):
-            if getattr(request, name) is not None:
-                raise InvalidRequest(
-                    f"`{name}` only applies with `mode: fuse`. Remove it, or set `mode`.",
-                    field=name,
-                )
+        refuse_fields_of_fuse(request)
     if mode in ("bridge", "translate") and request.candidates is not None:
         raise InvalidRequest(
             f"`candidates` does not apply with `mode: {mode}`. Remove it, or set `mode: cascade`.",
@@ -276,34 +316,6 @@ def _reserve(
     context.reserve_bytes(count * (4 * row.encoder.dim + HIT_BYTES))
 
 
-def _old_queries(
-    services: Services,
-    context: RequestContext,
-    request: StoreSearchRequest,
-    row: tables.StoreRow,
-    inputs: Inputs | None,
-    count: int,
-) -> Tensor:
-    """Return the queries by the store's encoder."""
-    if request.old_queries is not None:
-        inputs = None
-    elif inputs is None or row.encoder.kind == EncoderKind.external:
-        raise MissingField(
-            "`mode: fuse` needs `old_queries`, the queries' vectors by the store's encoder "
-            f"{row.encoder.name!r}. Add them, or set `mode: cascade`.",
-            field="old_queries",
-        )
-    old = encoding.vectors_or_encoded(
-        services, context, row.encoder, request.old_queries, inputs, field="old_queries"
-    ).vectors
-    if len(old) != count:
-        raise InvalidRequest(
-            f"There are {len(old)} `old_queries` and {count} queries. Send one for each query.",
-            field="old_queries",
-        )
-    return old
-
-
 def _bridge(
     services: Services,
     context: RequestContext,
@@ -318,7 +330,3 @@ def _bridge(
     served = prepare_map(services, context, back)
     with blaming("queries"):
         return served, served.start(services, vectors).result().vectors
-
-
-def _numpy(vectors: Tensor) -> StoreVectors:
-    return np.ascontiguousarray(vectors.float().numpy())

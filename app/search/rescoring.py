@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from anyio import to_thread
 from torch import Tensor
 
@@ -12,8 +14,8 @@ from app.context import Services
 from app.db import tables
 from app.encoders import encoding
 from app.encoders.models.base import Inputs
-from app.errors import InvalidRequest, MissingField, NotExactlyOne, TooManyVectors, blaming
-from app.maths.geometry.space import check_vectors
+from app.errors import InvalidRequest, MissingField, NotExactlyOne, TooManyVectors
+from app.maths.translators.translator import no_flags
 from app.request_context import RequestContext
 from app.search.native import (
     USUAL_NATIVE,
@@ -22,11 +24,19 @@ from app.search.native import (
     require_texts_encoder,
 )
 from app.search.queries import StoreRowId
-from app.search.rescore_schemas import RescoreRequest
-from app.search.scoring import EncoderPair, Scored, Scoring, join_candidates, score_candidates
+from app.search.schemas import RescoreRequest
+from app.search.scoring import (
+    EncoderPair,
+    Scored,
+    Scoring,
+    join_candidates,
+    read_old_queries,
+    refuse_fields_of_fuse,
+    score_candidates,
+)
 from app.translate import fit as translators
 from app.translate.service import Translation, prepare_map
-from app.types import EncoderKind, InputRole
+from app.types import InputRole
 
 #: fields that only a translation uses
 TRANSLATION_FIELDS = {"method", "options", "min_quality", "index", "precision"}
@@ -34,16 +44,54 @@ TRANSLATION_FIELDS = {"method", "options", "min_quality", "index", "precision"}
 
 async def rescore(
     services: Services, context: RequestContext, request: RescoreRequest
-) -> tuple[Scored, Sequence[int]]:
-    """Score and order the candidates; return the inputs too that an encoder read only in part.
+) -> dict[str, Any]:
+    """Score and order the candidates; return the members of a RescoreAnswer.
 
     Raises NotExactlyOne, MissingField, InvalidRequest, the not-found, option and vector errors,
     Conflict, Overloaded, and the errors of `encode`.
     """
     _check_fields(request)
     scoring, stored, truncated = await to_thread.run_sync(_prepare, services, context, request)
-    counts = [len(block) for block in request.blocks.vectors]
-    return await score_candidates(services, context, scoring, stored, counts), truncated
+    counts = [len(one.ids) for one in request.candidates]
+    scored = await score_candidates(services, context, scoring, stored, counts)
+    return await to_thread.run_sync(_describe, request, scored, counts, truncated)
+
+
+def _describe(
+    request: RescoreRequest, scored: Scored, counts: list[int], truncated: Sequence[int]
+) -> dict[str, Any]:
+    served = scored.served
+    return {
+        "results": [
+            {**found.describe(one.ids), "scores": found.scores.float().numpy()}
+            for one, found in zip(request.candidates, scored.results, strict=True)
+        ],
+        "mode": request.mode,
+        "weight": scored.weight,
+        "weight_chosen_by": scored.weight_chosen_by,
+        "native": scored.native and scored.native.model_dump(),
+        "method": served and served.method,
+        "options": dict((served and served.options) or {}),
+        "translator": served and served.id,
+        "flags": _flags(scored, counts, truncated),
+        "warnings": [each._asdict() for each in scored.warnings],
+    }
+
+
+def _flags(scored: Scored, counts: list[int], truncated: Sequence[int]) -> list[dict[str, Any]]:
+    rows = scored.translated
+    if rows.at_mean is no_flags(len(rows.vectors))[0] and not truncated:
+        return []
+    shown: list[dict[str, Any]] = [
+        {"query": query, "candidate": None, "code": "input-truncated"} for query in truncated
+    ]
+    for code, flagged in (("equals-anchor-mean", rows.at_mean), ("outside-anchors", rows.outside)):
+        shown += [
+            {"query": query, "candidate": place, "code": code}
+            for query, part in enumerate(torch.split(flagged, counts))
+            for place in part.nonzero().flatten().tolist()
+        ]
+    return sorted(shown, key=lambda flag: flag["query"])
 
 
 def _prepare(
@@ -66,12 +114,9 @@ def _prepare(
         source, target = translators.resolve(services, translation.name(context.project)).both
         encoders = source.encoder, target.encoder
     native = _native_scoring(request, encoders[1])
-    for field, encoder in zip(("old_queries", "queries"), encoders, strict=True):
-        rows = getattr(request, field)
-        if rows is not None:
-            with blaming(field):
-                check_vectors(rows, dim=encoder.dim)
-    stored = join_candidates(services, context, request.blocks.vectors, encoders)
+    stored = join_candidates(
+        services, context, [one.vectors for one in request.candidates], encoders
+    )
     queries, old_queries, truncated = _encode(services, context, request, encoders)
     scoring = Scoring(
         encoders,
@@ -88,7 +133,7 @@ def _prepare(
 
 def _check_fields(request: RescoreRequest) -> None:
     """Raises NotExactlyOne, MissingField, and InvalidRequest for fields that do not apply."""
-    if request.blocks.texts is None and request.native:
+    if request.native and not _has_texts(request):
         raise InvalidRequest(
             "`native` embeds the texts of candidates. Add `texts` to `candidates`, or remove "
             "`native`.",
@@ -113,33 +158,23 @@ def _check_fields(request: RescoreRequest) -> None:
             field="queries" if request.queries is None else "inputs",
         )
     if request.mode == "cascade":
-        for field in ("old_queries", "weight"):
-            if getattr(request, field) is not None:
-                raise InvalidRequest(
-                    f"`{field}` only applies with `mode: fuse`. Remove it, or set `mode`.",
-                    field=field,
-                )
-    elif request.old_queries is None and request.inputs is None:
-        raise MissingField(
-            "`mode: fuse` needs `old_queries`, the queries' vectors by the source encoder. Add "
-            "them, send `inputs`, or set `mode: cascade`.",
-            field="old_queries",
-        )
+        refuse_fields_of_fuse(request)
 
 
 def _check_counts(services: Services, request: RescoreRequest) -> None:
     """Raises InvalidRequest for unequal numbers of queries, and TooManyVectors."""
-    blocks = request.blocks.vectors
-    for field in ("queries", "inputs", "old_queries"):
+    queries = len(request.candidates)
+    for field in ("queries", "inputs"):
         rows = getattr(request, field)
-        if rows is not None and len(rows) != len(blocks):
+        if rows is not None and len(rows) != queries:
             raise InvalidRequest(
-                f"There are {len(rows)} of `{field}`, and `candidates` of {len(blocks)} queries. "
+                f"There are {len(rows)} of `{field}`, and `candidates` of {queries} queries. "
                 "Send one entry of `candidates` for each query.",
-                field=field if field == "old_queries" else "candidates",
+                field="candidates",
             )
     most = services.limits.vectors
-    for what, number in (("candidates", sum(map(len, blocks))), ("queries", len(blocks))):
+    candidates = sum(len(one.ids) for one in request.candidates)
+    for what, number in (("candidates", candidates), ("queries", queries)):
         if number > most:
             raise TooManyVectors(
                 f"The request has {number} {what}; at most {most} are allowed. Send fewer "
@@ -149,8 +184,12 @@ def _check_counts(services: Services, request: RescoreRequest) -> None:
             )
 
 
+def _has_texts(request: RescoreRequest) -> bool:
+    return any(one.texts is not None for one in request.candidates)
+
+
 def _native_count(request: RescoreRequest) -> int:
-    if request.blocks.texts is None:
+    if not _has_texts(request):
         return 0
     return USUAL_NATIVE if request.native is None else request.native
 
@@ -164,7 +203,7 @@ def _native_scoring(request: RescoreRequest, target: tables.EncoderRow) -> Nativ
     if not count or (is_optional and not embeds_texts(target)):
         return None
     require_texts_encoder(target)
-    texts = [text for one in request.blocks.texts or [] for text in one]
+    texts = [text for one in request.candidates for text in one.texts or [None] * len(one.ids)]
 
     async def read_texts(
         places: Sequence[int],
@@ -182,19 +221,12 @@ def _encode(
     Raises MissingField where the source encoder cannot run here, and the errors of `encode`.
     """
     source, target = encoders
-    if request.inputs is None:
-        assert request.queries is not None
-        return request.queries, request.old_queries, ()
-    inputs = Inputs(request.inputs, InputRole(request.input_type))
-    runs_old = request.mode == "fuse" and request.old_queries is None
-    if runs_old and source.kind == EncoderKind.external:
-        raise MissingField(
-            f"The encoder {source.name} is external, so the service cannot run it. Add "
-            "`old_queries`, or set `mode: cascade`.",
-            field="old_queries",
-        )
-    new = encoding.encode(services, context, target, inputs.values, role=inputs.role)
-    if not runs_old:
-        return new.vectors, request.old_queries, new.truncated
-    old = encoding.encode(services, context, source, inputs.values, role=inputs.role)
+    role = InputRole(request.input_type)
+    inputs = None if request.inputs is None else Inputs(request.inputs, role)
+    new = encoding.vectors_or_encoded(
+        services, context, target, request.queries, inputs, field="queries"
+    )
+    if request.mode == "cascade":
+        return new.vectors, None, new.truncated
+    old = read_old_queries(services, context, source, request.old_queries, inputs, len(new.vectors))
     return new.vectors, old.vectors, sorted({*new.truncated, *old.truncated})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 from anyio import to_thread
@@ -13,20 +13,26 @@ from torch import Tensor
 from app.anchors import made_pairs, spaces
 from app.context import Services
 from app.db import tables
-from app.errors import DimensionMismatch, TooManyVectors, blaming
+from app.encoders.encoding import EncodedVectors, vectors_or_encoded
+from app.encoders.models.base import Inputs
+from app.errors import (
+    DimensionMismatch,
+    InvalidRequest,
+    MissingField,
+    TooManyVectors,
+    blaming,
+)
 from app.maths.geometry.space import check_vectors
 from app.maths.relevance import rescoring as maths
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import ProductPrecision, no_flags
 from app.request_context import RequestContext
-from app.search.compare import difference_of
 from app.search.native import NativeScoring, order_natively
-from app.search.native_vectors import NativeCounts
+from app.search.schemas import NativeOut, RescoreRequest, StoreSearchRequest, WeightSource
 from app.translate.maps import ServedMap
 from app.translate.warnings import AnswerWarning, warnings_about_change
-
-WeightSource = Literal["request", "comparison", "default"]
+from app.types import EncoderKind
 
 #: of the stored vectors and of the queries
 EncoderPair = tuple[tables.EncoderRow, tables.EncoderRow]
@@ -72,6 +78,15 @@ class ScoredQuery:
     scores: Tensor
     is_native: Tensor | None = None
 
+    def describe(self, ids: Sequence[int | str]) -> dict[str, Any]:
+        """Return the members of a query's result, whose candidates have these ids."""
+        found: dict[str, Any] = {"ids": [ids[place] for place in self.places.tolist()]}
+        found["scores"] = self.scores.tolist()
+        if self.is_native is not None:
+            is_native = zip(found["ids"], self.is_native.tolist(), strict=True)
+            found["native"] = [each for each, own in is_native if own]
+        return found
+
 
 @dataclass(frozen=True, eq=False)
 class Scored:
@@ -90,7 +105,7 @@ class Scored:
     weight: float | None
     weight_chosen_by: WeightSource | None
     translated: TranslatedRows
-    native: NativeCounts | None
+    native: NativeOut | None
     warnings: Sequence[AnswerWarning]
 
 
@@ -128,6 +143,42 @@ def join_candidates(
     if len(filled) == 1:
         return filled[0][1]
     return torch.cat([block for _, block in filled]) if filled else torch.empty(0, source.dim)
+
+
+def refuse_fields_of_fuse(request: StoreSearchRequest | RescoreRequest) -> None:
+    """Raises InvalidRequest for fields that only `mode: fuse` has."""
+    for name in ("old_queries", "weight"):
+        if getattr(request, name) is not None:
+            raise InvalidRequest(
+                f"`{name}` only applies with `mode: fuse`. Remove it, or set `mode`.", field=name
+            )
+
+
+def read_old_queries(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    vectors: Tensor | None,
+    inputs: Inputs | None,
+    count: int,
+) -> EncodedVectors:
+    """Return the queries by the old encoder: those that were sent, or the inputs encoded by it."""
+    if vectors is not None:
+        inputs = None
+    elif inputs is None or encoder.kind == EncoderKind.external:
+        raise MissingField(
+            "`mode: fuse` needs `old_queries`, the queries' vectors by the old encoder "
+            f"{encoder.name!r}. Add them, or set `mode: cascade`.",
+            field="old_queries",
+        )
+    old = vectors_or_encoded(services, context, encoder, vectors, inputs, field="old_queries")
+    if len(old.vectors) != count:
+        raise InvalidRequest(
+            f"There are {len(old.vectors)} `old_queries` and {count} queries. Send one for each "
+            "query.",
+            field="old_queries",
+        )
+    return old
 
 
 async def score_candidates(
@@ -250,3 +301,19 @@ def default_weight_of(
     )
     difference = difference_of(source.encoder, target.encoder)
     return default_weight(cosine, difference), _source_of(difference)
+
+
+def comparison_of(source: tables.EncoderRow, target: tables.EncoderRow) -> dict[str, Any] | None:
+    """Return the newest comparison of the target with the source; None without one.
+
+    It has `mrr` of the source and the target, their `difference` with its `interval`, the number
+    of `texts`, and the `store` that they came from.
+    """
+    found: dict[str, Any] | None = (target.comparisons or {}).get(source.id)
+    return found
+
+
+def difference_of(source: tables.EncoderRow, target: tables.EncoderRow) -> float | None:
+    """Return the target's MRR less the source's, by the newest comparison; None without one."""
+    found = comparison_of(source, target)
+    return None if found is None else float(found["difference"])

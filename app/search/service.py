@@ -198,7 +198,7 @@ def _describe(
         "side": plan.side,
         "candidates": plan.candidates if plan.scores else None,
         "new_vectors": 0 if new is None else len(new.ids),
-        "native": scored and scored.native,
+        "native": scored and scored.native and scored.native.model_dump(),
         "weight": scored and scored.weight,
         "weight_chosen_by": scored and scored.weight_chosen_by,
         "method": served and served.method,
@@ -214,17 +214,14 @@ def _results(hits: Sequence[Hits], k: int, scored: Scored | None) -> list[dict[s
     """Return the results of each query: the store's own, or its candidates by their scores."""
     results: list[dict[str, Any]] = []
     for query, each in enumerate(hits):
-        found = None if scored is None else scored.results[query]
-        places = list(range(len(each.ids)))[:k] if found is None else found.places.tolist()
-        ids = [each.ids[place] for place in places]
-        result: dict[str, Any] = {"ids": ids}
-        result["scores"] = (
-            [float(score) for score in each.scores[:k]] if found is None else found.scores.tolist()
-        )
+        if scored is None:
+            places = list(range(min(k, len(each.ids))))
+            scores = [float(score) for score in each.scores[:k]]
+            result: dict[str, Any] = {"ids": list(each.ids[:k]), "scores": scores}
+        else:
+            places = scored.results[query].places.tolist()
+            result = scored.results[query].describe(each.ids)
         if each.payloads is not None:
             result["payloads"] = [each.payloads[place] for place in places]
-        if found is not None and found.is_native is not None:
-            is_native = found.is_native.tolist()
-            result["native"] = [id for id, own in zip(ids, is_native, strict=True) if own]
         results.append(result)
     return results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,16 +15,12 @@ from app.context import Services
 from app.db import tables
 from app.encoders import incoming
 from app.errors import InvalidRequest, MissingField, blaming
-from app.jobs.progress import Progress
-from app.jobs.submission import submit_job
-from app.jobs.worker import JobResult
 from app.maths.quality import metrics
 from app.maths.quality.metrics import CosineBlockFunction, bootstrap_interval
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import Translator, apply
 from app.request_context import RequestContext
 from app.translate import fit as translators
-from app.types import JobKind
 
 #: most multiplications of an evaluation without a job: about a second of one core
 REQUEST_MULTIPLICATIONS = 2**33
@@ -41,7 +37,7 @@ QUERY_KINDS = ("translated", "do_nothing", "native")
 
 @dataclass(frozen=True, eq=False)
 class EvaluationTask:
-    """A checked evaluation.
+    """A checked evaluation of a translation.
 
     items  vectors (n, d_x) by the source, native (n, d_y) by the target of the same items, and,
            unless `native` is the index to search, corpus (m, d_y) by the target
@@ -55,7 +51,7 @@ class EvaluationTask:
     target: tables.SpaceRow
 
     @property
-    def cosines(self) -> int:
+    def steps(self) -> int:
         """The number of cosines to compute."""
         n, corpus = len(self.items["vectors"]), self.items.get("corpus")
         rows = None if corpus is None else len(corpus)
@@ -66,115 +62,93 @@ class EvaluationTask:
         """Whether the evaluation runs without a job."""
         dim = max(self.source.encoder.dim, self.target.encoder.dim)
         return (
-            self.cosines * (dim + MULTIPLICATIONS_PER_COSINE)
+            self.steps * (dim + MULTIPLICATIONS_PER_COSINE)
             + 3 * self.source.anchor_set.size * dim * dim
             <= REQUEST_MULTIPLICATIONS
         )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What a job of the evaluation needs beside its request and tensors."""
+        return {"k": self.k}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What such a job reads."""
+        return dict(self.items)
+
+    def measure(
+        self,
+        services: Services,
+        context: RequestContext,
+        on_progress: Callable[[int, int], object] = lambda *_: None,
+    ) -> dict[str, Any]:
+        """Return the evaluation as JSON.
+
+        on_progress  called with the steps that are done, and all
+
+        Runs on the CPU, so that requests and jobs return equal numbers. Raises the errors of
+        `translators.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
+        """
+        y = spaces.fitted_space(services, self.target)
+        request, items = self.request, self.items
+        about = {
+            "source": request.source,
+            "target": request.target,
+            "anchor_set": request.anchor_set,
+        }
+        cosines = _report_cosines(on_progress, self.steps)
+        fitted = translators.fit(services, context, self.source, self.target, request)
+        with services.take(services.turns.evaluations, context.project):
+            translation = _translate(fitted.translator, items["vectors"])
+            measures = _measure(items, self.k, translation, y.mean, cosines)
+            return {
+                **about,
+                "translator": fitted.id,
+                "method": fitted.method,
+                "options": dict(fitted.options),
+                "n": len(items["vectors"]),
+                "index": len(items.get("corpus", items["vectors"])),
+                "k": self.k,
+                "at_mean": int(translation.at_mean.sum()),
+                "outside": int(translation.outside.sum()),
+                **measures,
+            }
 
 
 def check_evaluation(
     services: Services,
     project: str,
     request: translators.FitRequest,
-    *,
-    vectors: Tensor | None,
-    native: Tensor | None,
-    corpus: Tensor | None,
+    items: Mapping[str, Tensor],
     k: int | None,
 ) -> EvaluationTask:
     """Check the request before anything is fitted.
 
-    k  neighbours to compare; None: 10, or fewer if there are fewer
+    items  as of the task
+    k      neighbours to compare; None: 10, or fewer if there are fewer
 
     Raises the not-found errors, AnchorsNotEmbedded, the option and vector errors, MissingField, and
     InvalidRequest.
     """
     source, target = translators.find_pair(services, project, request)
-    if vectors is None or native is None:
-        field = "vectors" if vectors is None else "native"
-        raise MissingField(
-            "`vectors` and `native` belong together: row i of both is the same item. Send both, or "
-            "send `judgements`.",
-            field=field,
-        )
+    for field in ("vectors", "native"):
+        if field not in items:
+            raise MissingField(
+                "`vectors` and `native` belong together: row i of both is the same item. Send "
+                "both, or send `judgements`.",
+                field=field,
+            )
     for name in ("min_quality", "index"):
         if getattr(request, name):
             raise InvalidRequest(f"`{name}` does not apply to /evaluate. Remove it.", field=name)
     translators.check_options(request, anchors=source.anchor_set.size)
-    sent = {"vectors": (vectors, source), "native": (native, target), "corpus": (corpus, target)}
+    dims = {name: (source if name == "vectors" else target).encoder.dim for name in items}
     items = {
-        field: incoming.checked_vectors(
-            rows, field=field, limits=services.limits, dim=space.encoder.dim
-        )
-        for field, (rows, space) in sent.items()
-        if rows is not None
+        field: incoming.checked_vectors(rows, field=field, limits=services.limits, dim=dims[field])
+        for field, rows in items.items()
     }
     return EvaluationTask(request, items, _neighbours(items, k), source, target)
-
-
-def evaluate(
-    services: Services,
-    context: RequestContext,
-    task: EvaluationTask,
-    on_progress: Callable[[int, int], object] = lambda *_: None,
-) -> dict[str, Any]:
-    """Return the evaluation as JSON.
-
-    on_progress  called with the cosines that are done, and all
-
-    Runs on the CPU, so that requests and jobs return equal numbers. Raises the errors of
-    `translators.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
-    """
-    y = spaces.fitted_space(services, task.target)
-    request, items = task.request, task.items
-    about = {"source": request.source, "target": request.target, "anchor_set": request.anchor_set}
-    cosines = _report_cosines(on_progress, task.cosines)
-    fitted = translators.fit(services, context, task.source, task.target, request)
-    with services.take(services.turns.evaluations, context.project):
-        translation = _translate(fitted.translator, items["vectors"])
-        measures = _measure(items, task.k, translation, y.mean, cosines)
-        return {
-            **about,
-            "translator": fitted.id,
-            "method": fitted.method,
-            "options": dict(fitted.options),
-            "n": len(items["vectors"]),
-            "index": len(items.get("corpus", items["vectors"])),
-            "k": task.k,
-            "at_mean": int(translation.at_mean.sum()),
-            "outside": int(translation.outside.sum()),
-            **measures,
-        }
-
-
-def request_evaluation(
-    services: Services, context: RequestContext, task: EvaluationTask
-) -> tables.JobRow:
-    """Store the items, and queue a job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
-    arguments = {
-        "request": asdict(task.request),
-        "k": task.k,
-        "blobs": {"items": services.blobs.put(dict(task.items))},
-    }
-    return submit_job(services, context, JobKind.evaluate, arguments)
-
-
-def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
-    """Run the job. Its result is the answer of a request."""
-    arguments, context = job.arguments, RequestContext.of_job(job)
-    items = services.blobs.get(arguments["blobs"]["items"])
-    task = check_evaluation(
-        services,
-        job.project,
-        translators.FitRequest(**arguments["request"]),
-        vectors=items.get("vectors"),
-        native=items.get("native"),
-        corpus=items.get("corpus"),
-        k=arguments["k"],
-    )
-    result = evaluate(services, context, task, progress)
-    progress(task.cosines, task.cosines)
-    return JobResult(result)
 
 
 def _neighbours(items: Mapping[str, Tensor], k: int | None) -> int:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from fastapi import Response
 from pydantic import BaseModel, Field
 
-from app.http.answers import describe_in_headers
 from app.http.fields import Body, Name
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.translators import methods
@@ -215,11 +213,6 @@ def row_flags(
 def warning_members(found: Sequence[AnswerWarning]) -> list[dict[str, str]]:
     """Returns the warnings about an answer as its member `warnings`."""
     return [each._asdict() for each in found]
-
-
-def add_warnings(response: Response, found: Sequence[AnswerWarning]) -> None:
-    """Names the warnings about an answer in a header, if there are any."""
-    response.headers.update(describe_in_headers({"warnings": warning_members(found)}))
 
 
 class AnswerWarningOut(BaseModel):

@@ -12,8 +12,8 @@ import torch
 from app.context import Services
 from app.db import name_cache
 from app.search import scoring
-from app.search.rescore_schemas import RescoreRequest
 from app.search.rescoring import rescore
+from app.search.schemas import RescoreRequest
 from tests.helpers import CONTEXT
 
 

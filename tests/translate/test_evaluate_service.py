@@ -7,6 +7,7 @@ import pytest
 from app.anchors import service as anchor_sets
 from app.encoders import service as encoders
 from app.ops import retention
+from app.search.evaluate import evaluate_later
 from app.translate import evaluate as evaluation
 from app.translate import fit as translators
 from tests.helpers import (
@@ -24,8 +25,8 @@ def queued(stocked_services):
     """A job that waits: eight items, with a corpus."""
     request = translators.FitRequest("a", "b", "s", "procrustes", {})
     given = {"vectors": some(8, 3, 1), "native": some(8, 2, 2), "corpus": some(9, 2, 3)}
-    asked = evaluation.check_evaluation(stocked_services, PROJECT, request, **given, k=None)
-    return evaluation.request_evaluation(stocked_services, CONTEXT, asked), asked
+    asked = evaluation.check_evaluation(stocked_services, PROJECT, request, given, None)
+    return evaluate_later(stocked_services, CONTEXT, asked), asked
 
 
 def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocked_services, queued):
@@ -36,7 +37,7 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
     row = run(stocked_services, job)
     assert (row.state, row.result) == (
         "succeeded",
-        evaluation.evaluate(stocked_services, CONTEXT, asked),
+        asked.measure(stocked_services, CONTEXT),
     )
     assert (row.result["n"], row.result["index"], row.result["k"]) == (8, 9, 9)
     assert retention.sweep_blobs(stocked_services) == 1
@@ -75,10 +76,8 @@ def test_an_encoder_that_was_made_anew_with_another_dimension_fails_the_job_with
 def test_the_cost_that_decides_is_that_of_the_cosines_that_are_computed(stocked_services, queued):
     _, asked = queued
     told = []
-    evaluation.evaluate(
-        stocked_services, CONTEXT, asked, lambda done, total: told.append((done, total))
-    )
-    assert {total for _, total in told} == {asked.cosines}
-    assert asked.cosines == 3 * (8 * 8 + 8 * 9)
+    asked.measure(stocked_services, CONTEXT, lambda done, total: told.append((done, total)))
+    assert {total for _, total in told} == {asked.steps}
+    assert asked.steps == 3 * (8 * 8 + 8 * 9)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1][0] in (asked.cosines - 8 * 8, asked.cosines - 8 * 9)
+    assert told[-1][0] in (asked.steps - 8 * 8, asked.steps - 8 * 9)
