@@ -64,9 +64,7 @@ OVER = {
     "app/heads": 990,
     "app/http": 2_526,
     "app/maths": 7_105,
-    "app/moves": 2_810,
     "app/openai": 645,
-    "app/search": 3_820,
     "app/stores": 8_400,
     "workers": 342,
 }

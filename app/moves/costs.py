@@ -126,18 +126,15 @@ def advice_document(
         "re-embed": None if encodes is None else round(rows / encodes, 3),
     }
 
+    kept = ("name", "possible", "reason", "certainty", "ndcg_10", "over_keep", "writes")
+    kept += ("encodings", "encodings_per_query", "texts_per_query")
+
     def describe(option: Mapping[str, Any]) -> dict[str, Any]:
-        same = ("name", "possible", "reason", "certainty", "ndcg_10", "over_keep")
-        writes, encodings, _ = UNIT_COSTS[option["name"]]
         return {
-            **{name: option[name] for name in same},
+            **{name: option[name] for name in kept},
             "fidelity": fidelity(option["name"], estimate),
-            "writes": writes * rows,
-            "encodings": encodings * rows,
-            "encodings_per_query": option["encodings_per_query"],
-            "texts_per_query": option["texts_per_query"],
             "seconds": seconds.get(option["name"], 0.0),
-            "disk_bytes": writes * int(cost["disk_bytes"]),
+            "disk_bytes": UNIT_COSTS[option["name"]][0] * int(cost["disk_bytes"]),
         }
 
     return [describe(option) for option in found["options"]]

@@ -40,9 +40,6 @@ from app.translate import evaluate as evaluation
 from app.translate import fit as translators
 from app.translate.maps import ServedMap
 
-#: a query or document: its row, or its id
-RowOrId = int | str
-
 #: the field of a request that each kind of vectors of `SearchVectors` comes from
 FIELDS: Mapping[str, str] = {
     "old_queries": "old_queries",
@@ -148,8 +145,21 @@ class JudgedTask:
                 on_progress=lambda done: on_progress(done, self.steps),
             )
             values, fuse = _choose_fusion(measured, weight, default)
+            documents = self.items.get("documents")
             return {
-                **_describe_task(self, there, back, raw),
+                "source": self.request.source,
+                "target": self.request.target,
+                "anchor_set": self.request.anchor_set,
+                "translator": there and there.id,
+                "bridge": back and back.id,
+                "method": there and there.method,
+                "options": there and dict(there.options),
+                "queries": self.steps,
+                "unjudged": self.queries - self.steps,
+                "documents": self.judged.size,
+                "anchors": len(raw),
+                "anchor_documents": 0 if documents is None else _count_anchors(documents, raw),
+                "candidates": self.candidates,
                 "results": _describe_options(values),
                 "missing": _missing_fields(self.items),
                 "fuse": fuse,
@@ -240,7 +250,7 @@ def _read_judgements(body: EvaluateRequest, queries: int, documents: int) -> Jud
 
 
 def _rows(
-    named: Sequence[RowOrId], ids: Sequence[str] | None, count: int, what: str, vectors: str
+    named: Sequence[int | str], ids: Sequence[str] | None, count: int, what: str, vectors: str
 ) -> Tensor:
     """Return the row that each judgement names."""
     if ids is None:
@@ -257,7 +267,7 @@ def _rows(
                 rows=wrong,
             )
         return torch.tensor(named, dtype=torch.int64)
-    places: dict[RowOrId, int] = {each: row for row, each in enumerate(ids)}
+    places: dict[int | str, int] = {each: row for row, each in enumerate(ids)}
     if len(places) < len(ids) or len(ids) != count:
         raise InvalidRequest(
             f"`{what}_ids` has {len(ids)} ids, {len(places)} of them different, for {count} "
@@ -306,28 +316,6 @@ def _fit_both(
         translators.fit(services, context, task.source, task.target, request),
         translators.fit(services, context, task.target, task.source, reverse),
     )
-
-
-def _describe_task(
-    task: JudgedTask, there: ServedMap | None, back: ServedMap | None, raw: Tensor
-) -> dict[str, Any]:
-    """The members of the answer about the request and its translators."""
-    request, documents = task.request, task.items.get("documents")
-    return {
-        "source": request.source,
-        "target": request.target,
-        "anchor_set": request.anchor_set,
-        "translator": None if there is None else there.id,
-        "bridge": None if back is None else back.id,
-        "method": None if there is None else there.method,
-        "options": None if there is None else dict(there.options),
-        "queries": len(task.judged),
-        "unjudged": task.queries - len(task.judged),
-        "documents": task.judged.size,
-        "anchors": len(raw),
-        "anchor_documents": 0 if documents is None else _count_anchors(documents, raw),
-        "candidates": task.candidates,
-    }
 
 
 def _count_rows(checked: Mapping[str, Tensor], first: str, second: str) -> int | None:
@@ -411,26 +399,20 @@ def _choose_fusion(
 def _describe_options(values: Mapping[SearchOption, Tensor]) -> dict[str, Any]:
     """The means of each option, and its differences from keep, query by query."""
     keep = values.get("keep")
-    described: dict[str, Any] = {}
-    for option, table in values.items():
-        change = None if keep is None or option == "keep" else table - keep
-        described[option] = {
-            **dict(zip(MEASURES, table.mean(dim=0).tolist(), strict=True)),
-            "intervals": _intervals(table),
-            "over_keep": None
-            if change is None
-            else {
-                **dict(zip(MEASURES, change.mean(dim=0).tolist(), strict=True)),
-                "intervals": _intervals(change),
-            },
+    return {
+        option: {
+            **_means(table),
+            "over_keep": None if keep is None or option == "keep" else _means(table - keep),
         }
-    return described
+        for option, table in values.items()
+    }
 
 
-def _intervals(table: Float64[Tensor, "n 3"]) -> dict[str, Sequence[float]]:
-    """The 95 % bootstrap interval of the mean of each measure over the queries."""
-    low, high = bootstrap_interval(table)
-    return {name: [float(low[i]), float(high[i])] for i, name in enumerate(MEASURES)}
+def _means(table: Float64[Tensor, "n 3"]) -> dict[str, Any]:
+    """The mean of each measure over the queries, with its 95 % bootstrap interval."""
+    low, high = (each.tolist() for each in bootstrap_interval(table))
+    intervals = {name: [low[i], high[i]] for i, name in enumerate(MEASURES)}
+    return {**dict(zip(MEASURES, table.mean(dim=0).tolist(), strict=True)), "intervals": intervals}
 
 
 def _count_anchors(documents: Tensor, anchors: Tensor) -> int:

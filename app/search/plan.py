@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -325,7 +325,7 @@ def _bridge(
 ) -> tuple[ServedMap, Tensor]:
     """Return the map into the store's space, and the queries there."""
     assert fit.source is not None
-    back = Translation(FitRequest(fit.target, fit.source, fit.anchor_set, fit.method, fit.options))
+    back = Translation(replace(fit, source=fit.target, target=fit.source))
     incoming.reserve_answer(services, context, "queries", len(vectors), dim=row.encoder.dim)
     served = prepare_map(services, context, back)
     with blaming("queries"):

@@ -101,18 +101,16 @@ def _prepare(
     _check_counts(services, request)
     translation = None
     if request.anchor_set is None:
-        encoders = (
-            find_by_name(
-                services, tables.EncoderRow, context.project, request.source, field="source"
-            ),
-            find_by_name(
-                services, tables.EncoderRow, context.project, request.target, field="target"
-            ),
+        names = {"source": request.source, "target": request.target}
+        source, target = (
+            find_by_name(services, tables.EncoderRow, context.project, name, field=field)
+            for field, name in names.items()
         )
+        encoders = source, target
     else:
         translation = Translation(request.translator_request())
-        source, target = translators.resolve(services, translation.name(context.project)).both
-        encoders = source.encoder, target.encoder
+        pair = translators.resolve(services, translation.name(context.project)).both
+        encoders = pair[0].encoder, pair[1].encoder
     native = _native_scoring(request, encoders[1])
     stored = join_candidates(
         services, context, [one.vectors for one in request.candidates], encoders

@@ -231,3 +231,12 @@ def plan_of(store: str, **changes: Any) -> Mapping[str, Any]:
 def expected(moving: Moving, vectors: np.ndarray) -> np.ndarray:
     """The new vectors that an undisturbed run gives these old ones."""
     return moving.maps.translate(vectors)
+
+
+def same(moving: Moving, vectors: np.ndarray) -> bool:
+    """Whether the rows 0, 1, ... have the translations of these vectors."""
+    found = moving.new_vectors()
+    if set(found) != set(range(len(vectors))):
+        return False
+    rows = np.stack([found[each] for each in range(len(vectors))])
+    return np.allclose(rows, expected(moving, vectors), atol=1e-5)

@@ -23,17 +23,14 @@ from app.wiring import make_services
 from scripts.servers import Postgres
 from tests.disks import remount, small_disk
 from tests.helpers import CONTEXT, again, alter
-from tests.moves.moving import ROWS, Moving, begin_moving, expected, old_vectors
+from tests.moves.moving import ROWS, Moving, begin_moving, old_vectors, same
 from tests.pgvector_server import PgvectorServer
 from tests.waiting import until
 
 
-def complete(moving: Moving, count: int = ROWS) -> bool:
+def complete(moving: Moving) -> bool:
     """Whether the migration is filled, row for row as an undisturbed run does it."""
-    found = moving.new_vectors()
-    rows = np.stack([found[each] for each in range(count)])
-    same = np.allclose(rows, expected(moving, old_vectors(count)), atol=1e-5)
-    return moving.state == "filled" and len(found) == count and same
+    return moving.state == "filled" and same(moving, old_vectors(ROWS))
 
 
 @contextmanager

@@ -24,17 +24,9 @@ from tests.moves.moving import (
     Moving,
     expected,
     old_vectors,
+    same,
 )
 from tests.waiting import until
-
-
-def same(moving: Moving, vectors: np.ndarray) -> bool:
-    """Whether the rows 0, 1, ... have the translations of these vectors."""
-    found = moving.new_vectors()
-    if set(found) != set(range(len(vectors))):
-        return False
-    rows = np.stack([found[each] for each in range(len(vectors))])
-    return np.allclose(rows, expected(moving, vectors), atol=1e-5)
 
 
 def test_a_run_gives_every_row_a_new_vector_and_changes_no_old_one(moving: Moving) -> None:
@@ -168,13 +160,6 @@ def test_a_run_that_waits_is_paused_at_once(moving: Moving) -> None:
     assert migrations.pause(moving.services, CONTEXT, moving.id).row.state == "paused"
 
 
-def test_a_second_job_is_refused_while_one_is_unfinished(moving: Moving) -> None:
-    moving.queue("run")
-    for action in ("run", "verify", "sync"):
-        with pytest.raises(MigrationActive):
-            moving.queue(action)
-
-
 def test_of_two_requests_at_once_one_queues_a_job(moving: Moving) -> None:
     together = threading.Barrier(4)
     queued, refused = [], []
@@ -193,6 +178,9 @@ def test_of_two_requests_at_once_one_queues_a_job(moving: Moving) -> None:
         each.join()
     assert (len(queued), len(refused)) == (1, 3)
     assert moving.now.row.job_id == queued[0].id
+    for action in ("verify", "sync"):
+        with pytest.raises(MigrationActive):
+            moving.queue(action)
 
 
 def test_an_action_from_another_state_names_the_calls_that_are_possible(moving: Moving) -> None:
@@ -225,16 +213,6 @@ def test_a_long_run_lets_other_jobs_go_first_and_keeps_its_place(
     assert moving.work()
     assert again(moving.services, job).state == JobState.succeeded
     assert same(moving, old_vectors(500))
-
-
-def test_a_worker_that_stops_hands_the_run_back(moving: Moving) -> None:
-    job = moving.queue("run")
-    moving.work(stopping=lambda: moving.now.row.position.get("rows", 0) >= 300)
-    assert again(moving.services, job).state == JobState.queued
-    assert moving.now.row.position["rows"] >= 300
-    moving.work()
-    assert again(moving.services, job).state == JobState.succeeded
-    assert same(moving, old_vectors(ROWS))
 
 
 def test_a_second_run_of_a_filled_store_sweeps_again_and_forgets_the_verification(

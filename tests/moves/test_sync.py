@@ -109,19 +109,6 @@ def test_a_round_ends_when_the_worker_stops(filled: Moving) -> None:
     )
 
 
-def test_a_store_that_cannot_be_synchronised_is_reported_and_the_others_are_done(
-    filled: Moving, begin
-) -> None:
-    other = begin()
-    other.do("run")
-    for each in (filled, other):
-        each.insert(3, old_vectors(1, 80))
-    queue = f"anchorage_{filled.id[:8]}_queue"
-    filled.execute("DROP TABLE IF EXISTS " + queue + " CASCADE")
-    sync.sync_all(filled.services)
-    assert np.allclose(other.new_vectors()[3], expected(other, old_vectors(1, 80))[0], atol=1e-5)
-
-
 def test_a_fault_after_a_batch_that_was_applied_is_kept(filled: Moving) -> None:
     alter(filled.services, filled.row, plan={**filled.row.plan, "batch": 10})
     new = f"anchorage_{filled.id[:8]}_new"

@@ -48,11 +48,13 @@ def test_a_text_has_the_row_that_was_named_first_and_goes_with_it(db: Database) 
         assert queries.delete_of_rows(session, "s") == 19
 
 
-def test_vectors_go_with_their_store(db: Database) -> None:
+@pytest.mark.parametrize(("owner", "left"), [(tables.StoreRow, 5), (tables.EncoderRow, 0)])
+def test_vectors_go_with_their_store_and_their_encoder(db: Database, owner, left: int) -> None:
     add(db, {digest: StoreRowId("s", row_digest(1)) for digest in DIGESTS[:15]})
     with db.transaction() as session:
-        session.execute(delete(tables.StoreRow))
-    assert len(find(db)) == 5
+        session.execute(delete(tables.StoreRow))  # which holds its encoder
+        session.execute(delete(owner))
+    assert len(find(db)) == left
 
 
 def test_the_oldest_go_first(db: Database) -> None:

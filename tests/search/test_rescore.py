@@ -153,8 +153,3 @@ def test_the_limit_of_vectors_holds_for_all_candidates_together(ask, refused):
     answer = ask(candidates=listed([np.ones((700, 8))] * 3))
     refused(answer, 413, "too-many-vectors", "candidates")
     assert answer.json()["limit"] == 2_000
-
-
-def test_other_formats_are_refused(stocked, refused):
-    answer = stocked.post("/rescore", content=b"", headers={"Content-Type": "application/x-npy"})
-    refused(answer, 415, "unsupported-media-type")

@@ -74,14 +74,6 @@ def test_fuse_runs_the_source_encoder_too(encoding: Any, ask: Callable[..., Any]
         assert result["ids"] == np.argsort(-(stored @ query), kind="stable").tolist()
 
 
-def test_fuse_needs_old_queries_where_the_old_encoder_is_external(
-    ask: Callable[..., Any], refused: Callable[..., Any]
-) -> None:
-    refused(ask("own", mode="fuse"), 422, "missing-field", "old_queries")
-    answer = ask("own", mode="fuse", old_queries=[[1.0, 0, 0, 0, 0]] * 2)
-    assert answer.status_code == 200, answer.text
-
-
 # --- without anchors ------------------------------------------------------------------------------
 
 
@@ -103,6 +95,7 @@ def test_a_truncated_query_is_flagged_without_anchors(encoding: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "status", "code", "field"),
     [
+        ({"old_queries": None}, 422, "missing-field", "old_queries"),
         ({"mode": "cascade", "old_queries": None}, 422, "missing-field", "anchor_set"),
         ({"texts": None, "native": 5}, 422, "invalid-request", "native"),
         ({"vectors": [[1.0] * 4] * 2}, 422, "dimension-mismatch", "candidates.0.vectors"),
