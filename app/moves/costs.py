@@ -126,8 +126,8 @@ def advice_document(
         "re-embed": None if encodes is None else round(rows / encodes, 3),
     }
 
-    kept = ("name", "possible", "reason", "certainty", "ndcg_10", "over_keep", "writes")
-    kept += ("encodings", "encodings_per_query", "texts_per_query")
+    kept = ["name", "possible", "reason", "certainty", "ndcg_10", "over_keep", "writes"]
+    kept += ["encodings", "encodings_per_query", "texts_per_query"]
 
     def describe(option: Mapping[str, Any]) -> dict[str, Any]:
         return {
