@@ -259,7 +259,7 @@ def test_wrong_fields_are_refused_by_name(
             "ALTER TABLE {0} DROP COLUMN embedding; ALTER TABLE {0} ADD COLUMN embedding vector(5) "
             "DEFAULT '[1,2,3,4,5]'",
             (DimensionMismatch, Conflict),
-            "",
+            ".",
         ),
         ("DELETE FROM {}", InvalidRequest, "no row"),
         ("UPDATE {} SET embedding = embedding - embedding", NonFinite, "zero or not finite"),
