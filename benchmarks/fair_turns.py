@@ -10,8 +10,6 @@ counts until the job ends, or until `--seconds`.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import os
 import threading
@@ -36,6 +34,8 @@ from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
 from benchmarks.common import RESULTS, Table, parser, show, write
+from benchmarks.relevance.client import packed
+from benchmarks.service import Matrix, npy
 from scripts.servers import Server, serve
 
 #: the anchors of the attacker's set, their dimensions, and the anchors of the smaller one for irp
@@ -53,7 +53,6 @@ RATE = "1000000/minute"
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 NUMBERS = count(1)
 
-Matrix = np.ndarray[Any, Any]
 Attack = Callable[[httpx2.Client, int], httpx2.Response]
 
 
@@ -79,19 +78,6 @@ def spaces(size: int, dims: tuple[int, int], hidden: int, seed: int) -> tuple[Ma
         for dim in dims
     )
     return x.astype(np.float32), y.astype(np.float32)
-
-
-def npy(matrix: Matrix) -> bytes:
-    """The matrix as a file of numpy."""
-    file = io.BytesIO()
-    np.save(file, matrix)
-    return file.getvalue()
-
-
-def packed(matrix: Matrix) -> dict[str, Any]:
-    """The matrix as JSON's base64 of float16."""
-    data = base64.b64encode(matrix.astype("<f2").tobytes()).decode()
-    return {"dtype": "float16", "shape": list(matrix.shape), "base64": data}
 
 
 def keys_of(folder: str) -> dict[str, str]:
@@ -137,7 +123,7 @@ def connect(client: httpx2.Client, folder: str, x: Matrix) -> None:
     head = {
         "name": "head",
         "encoder": "fewer-y",
-        "weight": packed(np.random.default_rng(2).normal(size=(1_000, DIM))),
+        "weight": packed(np.random.default_rng(2).normal(size=(1_000, DIM)).astype(np.float32)),
         "bias": [0.0] * 1_000,
         "classes": [str(each) for each in range(1_000)],
     }

@@ -38,7 +38,7 @@ from benchmarks.common import RESULTS, Missing, Table, parser, show, write
 from benchmarks.relevance.cells import anchor_rows
 from benchmarks.relevance.client import mean_ndcg, packed
 from benchmarks.relevance.collection import CRANFIELD, JudgedCollection, cranfield
-from benchmarks.synthetic import Matrix
+from benchmarks.service import Matrix
 from scripts.servers import serve
 
 COUNTS = (0, 10, 20, 50, 100)

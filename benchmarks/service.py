@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
-from benchmarks.synthetic import Matrix
+Matrix = NDArray[np.float32]
 
 Found = TypeVar("Found")
 

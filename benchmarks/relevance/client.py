@@ -15,8 +15,7 @@ import torch
 from app.maths.relevance.options import DEFAULT_CANDIDATES
 from app.maths.relevance.ranking_metrics import collect, measure_ranking
 from benchmarks.relevance.collection import JudgedCollection
-from benchmarks.service import JSON, Connection
-from benchmarks.synthetic import Matrix
+from benchmarks.service import JSON, Connection, Matrix
 
 #: rows of documents, as a store finds them
 Rows = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.common import DATA, Missing
-from benchmarks.synthetic import Matrix
+from benchmarks.service import Matrix
 
 CRANFIELD = DATA / "cranfield"
 CRANFIELD_ENCODERS = ("use", "e5", "minilm")

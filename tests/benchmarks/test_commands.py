@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: scripts that a benchmark starts as separate processes: they have no help
-PROCESSES = {"benchmarks.wire.empty"}
+PROCESSES = {"benchmarks.empty"}
 #: imports each module named on standard input, and prints the help of those that are commands
 CHECK = """
 import contextlib, importlib, io, sys

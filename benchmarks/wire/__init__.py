@@ -1,3 +1,0 @@
-"""What a translation costs over HTTP, compared with the matrix product and with an
-empty request.
-"""
