@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.demo.pack import load_pack
 from app.maths.anchors import drift
@@ -20,28 +18,29 @@ PACK = load_pack()
 OLD = PACK.vectors["minilm6-384"][:300] * (
     1 + 1e-3 * torch.randn(300, 384, generator=torch.Generator().manual_seed(0))
 )
-LENGTHS = PACK.vectors["minilm3-512"][:300]
-
-
-def test_the_same_vectors_are_unchanged_to_the_bit():
-    found = compare_embeddings(OLD, OLD.clone())
-    assert found.verdict == "unchanged"
-    assert int(found.changed.sum()) == 0
-    assert float(found.deviations.max()) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("change", "most"),
+    ("change", "verdict", "most"),
     [
-        (lambda x: x * (1 + 1e-6 * normal(1, 300, 384)), SAME_DEVIATION),
-        (lambda x: x.half().float(), HALF_DEVIATION),
-        (lambda x: x.bfloat16().float(), HALF_DEVIATION),
+        (lambda x: x.clone(), "unchanged", 0.0),
+        (lambda x: x * (1 + 1e-6 * normal(1, 300, 384)), "unchanged", SAME_DEVIATION),
+        (lambda x: x.half().float(), "unchanged", HALF_DEVIATION),
+        (lambda x: x.bfloat16().float(), "unchanged", HALF_DEVIATION),
+        (lambda x: x * 1e-6, "rescaled", 1.0),
+        (lambda x: x * 1.02, "rescaled", 0.021),
+        (lambda x: (3 * x).half().float(), "rescaled", 2.1),
+        (lambda x: x * torch.linspace(0.5, 3, 300)[:, None], "rescaled", 2.1),
+        (lambda x: x @ rotation(2, 384), "changed", 3.0),
+        (lambda x: x.flip(0), "changed", 10.0),
+        (lambda x: PACK.vectors["minilm3-512"][:300, :384], "changed", 99.0),
     ],
 )
-def test_rounding_is_no_change(change, most):
+def test_rounding_a_scale_and_another_encoder_are_told_apart(change, verdict, most):
     found = compare_embeddings(OLD, change(OLD))
-    assert found.verdict == "unchanged"
+    assert found.verdict == verdict
     assert float(found.deviations.max()) <= most
+    assert float(found.changed.double().mean()) == (verdict == "changed")
 
 
 def test_a_move_by_one_percent_is_found_unless_noise_explains_it():
@@ -58,45 +57,17 @@ def test_a_move_by_one_percent_is_found_unless_noise_explains_it():
         assert compare_embeddings(old, new, noise=share / 2).verdict == "unchanged"
 
 
-@given(scale=st.floats(1e-6, 1e6).filter(lambda scale: abs(scale - 1) > 3 * HALF_DEVIATION))
-def test_another_scale_is_rescaled(scale):
-    found = compare_embeddings(OLD[:40], OLD[:40] * scale)
-    assert found.verdict == "rescaled"
-    assert int(found.changed.sum()) == 0
-
-
-def test_vectors_that_are_normalised_now_are_rescaled_in_half_precision_too():
-    assert compare_embeddings(LENGTHS, unit(LENGTHS).float()).verdict == "rescaled"
-    assert compare_embeddings(OLD, (3 * OLD).half().float()).verdict == "rescaled"
-
-
-def test_a_rotation_another_order_and_another_encoder_change_every_vector():
-    other = PACK.vectors["static-256"][:300]
-    for old, new in (
-        (OLD, OLD @ rotation(2, 384)),
-        (OLD, OLD.flip(0)),
-        (OLD[:, :256], other),
-        (OLD[:1], OLD[:1] @ rotation(8, 384)),
-    ):
-        found = compare_embeddings(old, new)
-        assert (found.verdict, bool(found.changed.all())) == ("changed", True)
-
-
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_a_few_replaced_rows_are_named_whether_or_not_the_rest_is_scaled(scale):
     new = OLD.clone() * scale
     rows = [3, 77, 210]
     new[rows] = scale * OLD[[4, 78, 211]]
+    if scale == 1.0:
+        rows.append(250)
+        new[250] *= 1.01  # which is not taken for the rounding of all
     found = compare_embeddings(OLD, new)
     assert found.verdict == "changed"
     assert found.changed.nonzero().flatten().tolist() == rows
-
-
-def test_a_small_change_of_few_rows_is_not_taken_for_the_rounding_of_all():
-    new = OLD.clone()
-    new[5] *= 1.01
-    assert compare_embeddings(OLD, new).changed.nonzero().flatten().tolist() == [5]
-    assert compare_embeddings(OLD, OLD.bfloat16().float()).verdict == "unchanged"
 
 
 @pytest.mark.parametrize(

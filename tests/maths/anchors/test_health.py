@@ -10,15 +10,6 @@ from app.maths.geometry.space import fit_space
 from tests.maths.clouds import normal
 
 
-def test_healthy_anchors_have_full_rank_and_empty_lists():
-    anchors = normal(0, 20, 6)
-    found = examine(anchors, fit_space(anchors))
-    assert found.rank == 6
-    assert 1.0 <= found.condition < 10
-    assert (found.at_mean, found.duplicates, found.collinear) == ([], [], [])
-    assert (found.at_mean_count, found.duplicate_count, found.collinear_count) == (0, 0, 0)
-
-
 def test_a_row_equal_to_an_earlier_one_is_a_duplicate_and_not_listed_as_collinear_too():
     anchors = normal(3, 10, 6)
     anchors[7] = anchors[2]
@@ -35,15 +26,6 @@ def test_rows_on_one_line_through_the_mean_are_collinear_antipodal_ones_included
     assert (found.collinear, found.collinear_count) == ([4, 5, 6, 7, 8, 9], 6)
     assert found.duplicates == []
     assert found.rank == 4
-
-
-def test_near_collinear_rows_are_found_below_the_threshold_and_not_above():
-    half = normal(5, 4, 6)
-    anchors = torch.cat([half, -half])
-    anchors[0] += 1e-5 * normal(6, 6)
-    assert 4 in examine(anchors, fit_space(anchors)).collinear
-    anchors[0] += 0.1 * normal(7, 6)
-    assert 4 not in examine(anchors, fit_space(anchors)).collinear
 
 
 def test_a_row_equal_to_the_mean_is_named_and_is_not_collinear():

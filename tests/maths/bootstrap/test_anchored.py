@@ -57,18 +57,12 @@ def recall(translator: Translator) -> float:
     return float(found["recall"].mean())
 
 
-def test_unpaired_vectors_of_different_items_help_a_few_anchors() -> None:
-    aligned = anchored.fit_with_unpaired(given())
-    alone = anchored.fit_alone(given())
-    assert recall(aligned) > 0.75
-    assert recall(alone) < 0.5
-
-
 def test_the_held_out_anchors_take_what_helps() -> None:
     found = anchored.align_by_anchors(given())
     assert found.aligned
     assert found.recall > found.recall_alone
     assert recall(found.translator) > 0.75
+    assert recall(anchored.fit_alone(given())) < 0.5
 
 
 def test_unpaired_vectors_of_noise_are_left_out() -> None:

@@ -23,7 +23,7 @@ from app.maths.bootstrap.annealing import (
 )
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import fit_pools
-from tests.maths.bootstrap.clouds import normal, rotation, unit
+from tests.maths.bootstrap.clouds import normal, unit
 
 seeds = st.integers(0, 2**31)
 
@@ -164,24 +164,6 @@ def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     torch.testing.assert_close(
         found.along.double() @ found.along.double().T, table, rtol=0, atol=5e-3
     )
-
-
-@pytest.mark.parametrize("more", [5, annealing.MAX_EXACT_DIMENSIONS])
-def test_directions_without_variance_are_left_out(more):
-    raw = torch.cat([normal(1, 300, 10), torch.full((300, more), 3.0)], dim=1) @ rotation(
-        2, 10 + more
-    )
-    found = principal_directions(fit_pools(raw, raw).x)
-    assert found.along.shape == (300, 10)
-    assert bool((found.variance > 0).all())
-
-
-@pytest.mark.parametrize("d", [20, annealing.MAX_EXACT_DIMENSIONS + 16])
-def test_some_rows_have_the_coordinates_that_they_have_among_all(d):
-    rows, some = pool(1, 200, d), torch.tensor([3, 0, 150])
-    whole, part = principal_directions(rows), principal_directions(rows, some)
-    torch.testing.assert_close(part.along, whole.along[some], rtol=0, atol=1e-6)
-    assert torch.equal(part.variance, whole.variance)
 
 
 @given(seed=seeds, power=st.floats(0.0, 1.0), dimensions=st.integers(1, 12))

@@ -57,26 +57,9 @@ def test_agreement_counts_the_rows_that_both_pair():
     one, other = torch.tensor([1, 2, 3, -1, 5]), torch.tensor([1, 2, 9, 4, -1])
     assert attempt_agreement(one, other) == attempt_agreement(other, one) == pytest.approx(2 / 3)
     assert attempt_agreement(one, one) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ([-1, -1], [-1, -1]),
-        ([0, 1], [-1, -1]),
-        ([0, -1], [-1, 0]),
-        ([], []),
-        # One common row of twenty proves nothing, although both pair it alike.
-        (list(range(20)), [0] + [-1] * 19),
-    ],
-)
-def test_few_common_rows_are_no_agreement(one, other):
-    assert (
-        attempt_agreement(
-            torch.tensor(one, dtype=torch.int64), torch.tensor(other, dtype=torch.int64)
-        )
-        == 0.0
-    )
+    # One common row of twenty proves nothing, although both pair it alike.
+    few = torch.tensor([0] + [-1] * 19)
+    assert attempt_agreement(torch.arange(20), few) == attempt_agreement(few[:0], few[:0]) == 0.0
 
 
 # confirmation
@@ -157,41 +140,21 @@ def test_an_estimate_is_a_share_and_no_more_than_the_seeds_allow(confirmed, rank
     assert votes.seeds_confirmed == expected
 
 
-shares = st.floats(0, 1)
-
-
-@given(
-    agreed=shares, share=shares, found=shares, chance=shares, found_by_chance=shares, more=shares
-)
+@given(*[st.floats(0, 1)] * 6)
 def test_credibility_rises_with_agreement_and_confirmation_and_falls_with_chance(
     agreed, share, found, chance, found_by_chance, more
 ):
-    confirmed, other = Confirmation(share, found), Confirmation(chance, found_by_chance)
-    told = answer_credibility(agreed, confirmed, other)
-    assert 0 <= told <= answer_credibility(agreed, confirmed) <= 1
-    assert told <= answer_credibility(max(agreed, more), confirmed, other)
-    assert told <= answer_credibility(agreed, Confirmation(max(share, more), found), other) + 1e-12
-    assert told <= answer_credibility(agreed, Confirmation(share, max(found, more)), other)
-    assert (
-        told
-        >= answer_credibility(agreed, confirmed, Confirmation(max(chance, more), found_by_chance))
-        - 1e-12
-    )
-    assert told >= answer_credibility(
-        agreed, confirmed, Confirmation(chance, max(found_by_chance, more))
-    )
+    def told(agreed=agreed, share=share, found=found, chance=chance, again=found_by_chance):
+        return answer_credibility(agreed, Confirmation(share, found), Confirmation(chance, again))
 
-
-@given(agreed=shares, share=st.floats(0, 1), found=shares, less=shares)
-def test_a_share_that_chance_confirms_too_has_no_credibility(agreed, share, found, less):
-    assert (
-        answer_credibility(agreed, Confirmation(share * less, found), Confirmation(share, found))
-        == 0
-    )
-    assert (
-        answer_credibility(agreed, Confirmation(share, found * less), Confirmation(share, found))
-        == 0
-    )
+    assert 0 <= told() <= answer_credibility(agreed, Confirmation(share, found)) <= 1
+    for better in ({"agreed": agreed}, {"share": share}, {"found": found}):
+        [(name, value)] = better.items()
+        assert told() <= told(**{name: max(value, more)}) + 1e-12
+    assert told() >= told(chance=max(chance, more)) - 1e-12
+    assert told() >= told(again=max(found_by_chance, more))
+    # A share that chance confirms too has no credibility.
+    assert told(chance=max(share, more), again=max(found, more)) == 0
 
 
 def test_some_confirmed_pairs_are_wrong_where_chance_confirms_many():
@@ -202,12 +165,6 @@ def test_some_confirmed_pairs_are_wrong_where_chance_confirms_many():
     assert answer_credibility(
         1.0, Confirmation(0.9, 0.72), Confirmation(0.8, 0.56)
     ) == pytest.approx((1 - 0.5 * 0.64 / 0.9) * 0.08 / 0.17)
-
-
-def test_wrong_seeds_bound_the_estimate():
-    sure = votes_of([1.0] * 50, [0.0] * 20)
-    assert sure.right(pair_confidence(sure, 1.0)) == pytest.approx(estimate.RIGHT_BY_VOTES[-1])
-    assert votes_of([1.0] * 50, [0.5] * 20).right(pair_confidence(sure, 1.0)) < 0.2
 
 
 # wrong seeds
@@ -236,11 +193,6 @@ def test_a_seed_whose_rival_is_a_twin_of_its_own_is_not_called_wrong(side):
     votes = Votes(certain, torch.ones(2), torch.zeros(2))
     assert wrong_seeds(votes, seeds, *APART) == [0, 1]
     assert wrong_seeds(votes, seeds, *pools) == [1]
-
-
-def test_seeds_of_unknown_rank_are_not_called_wrong():
-    votes = Votes(NOBODY, torch.empty(0), torch.full((2,), torch.nan))
-    assert wrong_seeds(votes, every(2), *APART) == []
 
 
 # the reason of a low estimate

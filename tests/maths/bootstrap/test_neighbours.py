@@ -24,7 +24,7 @@ from app.maths.bootstrap.neighbours import (
     no_beat,
     partner_pairs,
 )
-from tests.maths.bootstrap.clouds import every, interrupt, normal, rotation, unit
+from tests.maths.bootstrap.clouds import every, normal, rotation, unit
 
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**31)
@@ -47,13 +47,6 @@ def test_nearest_names_rows_that_have_the_largest_cosines(seed, n, m, data):
     torch.testing.assert_close(values.double(), table.topk(k, dim=1).values, atol=1e-6, rtol=0)
     torch.testing.assert_close(values.double(), table.gather(1, rows), atol=1e-6, rtol=0)
     assert all(len(set(row)) == k for row in rows.tolist())
-
-
-def test_what_a_beat_raises_ends_the_work():
-    with pytest.raises(KeyboardInterrupt):
-        nearest_rows(unit(8, 100, 4), unit(9, 50, 4), 3, beat=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        mutual_partners(unit(8, 100, 4), unit(9, 50, 4), beat=interrupt)
 
 
 def by_formula(x: Tensor, y: Tensor) -> Tensor:

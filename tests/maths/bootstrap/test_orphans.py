@@ -59,24 +59,6 @@ def test_orphans_find_their_partners_twin_and_seldom_others():
     assert orphaned(*twins, every(200)) > few + 0.15
 
 
-def test_a_pair_that_becomes_an_orphan_twice_counts_once():
-    once, often = OrphanTrials(16, 50, 40), OrphanTrials(16, 400, 320)
-    assert often.right_share(50, 0.9) == once.right_share(50, 0.9)
-    assert often.right_share(50, 0.9) < often.right_share(400, 0.9) < DOUBTFUL_SHARE
-
-
-def test_of_pools_of_different_sizes_the_smaller_ones_orphans_count():
-    x, y = views(1, 400, 4)
-    # An orphan of the smaller pool can choose among three hundred others, one of the larger among
-    # few.
-    few, many = x[:100], y
-    assert orphaned(few, many, every(100)) > 0.3
-    assert orphaned(y, x[:100], every(100)) == pytest.approx(
-        orphaned(few, many, every(100)), abs=0.15
-    )
-    assert orphaned(x[:100], y[:100], every(100)) < 0.3
-
-
 def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
     monkeypatch,
 ):

@@ -101,14 +101,6 @@ def test_an_anchor_equal_to_the_mean_has_no_direction(offset):
     assert row_norms(space.unit)[:-1].min() > 0.999
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_query_equal_to_the_mean_has_zero_relative_vector_even_when_the_mean_is_given_in_float32(
-    dtype,
-):
-    space = fit_space(normal(9, 10, 6) + 5)
-    assert not relative(space.mean.to(dtype)[None], space).any()
-
-
 @given(seed=seeds, log_scale=st.floats(-30, 29))
 def test_float32_rows_of_any_accepted_magnitude_scale_to_length_one(seed, log_scale):
     rows = (normal(seed, 3, 5) * 10.0**log_scale).float()

@@ -1,5 +1,7 @@
 """The rules of advice: theorems over any measured options, and known cases."""
 
+from operator import gt, le
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,14 +75,9 @@ def test_no_dominated_option_comes_first(known, measured):
 
     for other in ranked:
         if other.possible and other.name in measured and other.name != first:
-            no_worse = all(a >= b for a, b in zip(worth(other.name), worth(first), strict=True))
-            no_dearer = all(
-                a <= b for a, b in zip(UNIT_COSTS[other.name], UNIT_COSTS[first], strict=True)
-            )
-            strictly = (
-                worth(other.name) > worth(first) and UNIT_COSTS[other.name] < UNIT_COSTS[first]
-            )
-            assert not (no_worse and no_dearer and strictly)
+            better = all(map(gt, worth(other.name), worth(first)))
+            cheaper = all(map(le, UNIT_COSTS[other.name], UNIT_COSTS[first]))
+            assert not (better and cheaper)
 
 
 def test_a_slightly_better_option_must_be_worth_its_writes():

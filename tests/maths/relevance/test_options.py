@@ -55,66 +55,56 @@ def table(measured: SearchMetrics) -> Tensor:
     return torch.stack([*measured.options.values(), *measured.fused])
 
 
-@pytest.mark.parametrize("candidates", [3, 100])
-def test_each_option_ranks_as_its_definition(vectors, judged, candidates):
-    keep = cosine(vectors.old_queries, vectors.old_documents)
-    bridge = cosine(vectors.bridged_queries, vectors.old_documents)
-    translate = cosine(vectors.new_queries, vectors.translated_documents)
-    expected: dict[str, list[list[int]]] = {}
-    orders = {
-        "keep": keep,
-        "bridge": bridge,
-        "translate": translate,
+@pytest.fixture(scope="module")
+def scores(vectors) -> dict[str, Tensor]:
+    """The whole searches, by their definitions."""
+    return {
+        "keep": cosine(vectors.old_queries, vectors.old_documents),
+        "bridge": cosine(vectors.bridged_queries, vectors.old_documents),
+        "translate": cosine(vectors.new_queries, vectors.translated_documents),
         "re-embed": cosine(vectors.new_queries, vectors.new_documents),
     }
-    for name, scores in orders.items():
-        expected[name] = scores.argsort(dim=1, descending=True).tolist()
-    found = [each[:candidates] for each in expected["bridge"]]
-    expected["cascade"] = [
-        sorted(ids, key=lambda d, q=q: -translate[q, d]) for q, ids in enumerate(found)
-    ]
-    for weight in WEIGHTS:
-        expected[f"fuse {weight}"] = []
-        for query in range(QUERIES):
-            ids = sorted({*expected["keep"][query][:candidates], *found[query]})
-            owners = torch.zeros(len(ids), dtype=torch.int64)
-            [scores] = fuse(translate[query, ids], keep[query, ids], owners, [weight])
-            expected[f"fuse {weight}"].append([ids[place] for place in (-scores).argsort()])
-    measured = measure_options(vectors, judged, weights=WEIGHTS, candidates=candidates)
-    assert set(measured.options) == {*orders, "cascade", "native-cascade", "native-fuse"}
+
+
+def padded(lists: list[list[int]], judged: Judgements) -> Tensor:
+    """The measures of one list of documents for each judged query."""
+    rows = [lists[row] + [-1] * (DOCUMENTS - len(lists[row])) for row in judged.rows.tolist()]
+    return measure_ranking(torch.tensor(rows), judged)
+
+
+@pytest.mark.parametrize("candidates", [3, 30, 100])
+def test_each_option_ranks_as_its_definition(vectors, judged, scores, candidates):
+    lists = {name: table.argsort(dim=1, descending=True).tolist() for name, table in scores.items()}
+    more = ("cascade", "native-cascade", "native-fuse", *(f"fuse {w}" for w in WEIGHTS))
+    lists |= {name: [] for name in more}
+    for q in range(QUERIES):
+        keep, translate, own = (scores[name][q] for name in ("keep", "translate", "re-embed"))
+        found = lists["bridge"][q][:candidates]
+        lists["cascade"].append(sorted(found, key=lambda d, of=translate: -of[d]))
+        places = torch.tensor(found)
+        order, _ = order_block(translate[places], own[places], NATIVE_COUNT, None, 0.6)
+        lists["native-cascade"].append(places[order].tolist())
+        places = torch.tensor(sorted({*lists["keep"][q][:candidates], *found}))
+        new, old = translate[places], keep[places]
+        for weight in WEIGHTS:
+            [fused] = fuse(new, old, torch.zeros_like(places), [weight])
+            lists[f"fuse {weight}"].append(places[(-fused).argsort()].tolist())
+            if weight == 0.3:
+                order, _ = order_block(fused, own[places], NATIVE_COUNT, old, 0.6)
+                lists["native-fuse"].append(places[order].tolist())
+    measured = measure_options(
+        vectors,
+        judged,
+        weights=WEIGHTS,
+        default_weight=0.3,
+        native_weight=0.6,
+        candidates=candidates,
+    )
     actual = {**measured.options}
     actual |= dict(zip((f"fuse {w}" for w in WEIGHTS), measured.fused, strict=True))
-    for name, lists in expected.items():
-        rows = [lists[row] + [-1] * (DOCUMENTS - len(lists[row])) for row in judged.rows.tolist()]
-        own = measure_ranking(torch.tensor(rows), judged)
-        assert torch.allclose(actual[name], own), name
-
-
-@pytest.mark.parametrize("option", ["native-cascade", "native-fuse"])
-def test_native_orders_the_first_candidates_of_the_best_order_known_before(vectors, judged, option):
-    is_fused = option == "native-fuse"
-    keep = cosine(vectors.old_queries, vectors.old_documents)
-    bridge = cosine(vectors.bridged_queries, vectors.old_documents)
-    translate = cosine(vectors.new_queries, vectors.translated_documents)
-    own = cosine(vectors.new_queries, vectors.new_documents)
-    rankings: list[list[int]] = []
-    for query in judged.rows.tolist():
-        ids = set(bridge[query].topk(30).indices.tolist())
-        base, old = translate[query], None
-        if is_fused:
-            ids |= set(keep[query].topk(30).indices.tolist())
-        places = torch.tensor(sorted(ids))
-        base = base[places]
-        if is_fused:
-            old = keep[query, places]
-            [base] = fuse(base, old, torch.zeros(len(ids), dtype=torch.int64), [0.3])
-        order, _ = order_block(base, own[query, places], NATIVE_COUNT, old, 0.6)
-        rankings.append(places[order].tolist() + [-1] * (DOCUMENTS - len(ids)))
-    measured = measure_options(
-        vectors, judged, weights=WEIGHTS, default_weight=0.3, native_weight=0.6, candidates=30
-    )
-    expected = measure_ranking(torch.tensor(rankings), judged)
-    assert torch.allclose(measured.options[option], expected)
+    assert actual.keys() == lists.keys()
+    for name, each in lists.items():
+        assert torch.allclose(actual[name], padded(each, judged)), name
 
 
 def test_blocks_change_nothing(vectors, judged, monkeypatch):

@@ -1,61 +1,76 @@
-"""Scores of candidates agree with one query at a time, and with numpy."""
+"""Scores of candidates: cosines, their order, and fusion, for queries with any candidates."""
+
+from __future__ import annotations
+
+import statistics
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
-from app.maths.relevance import rescoring
+from app.maths.relevance.rescoring import cosines, fuse, owners_of, rank, standardise
+from tests.maths.clouds import normal
 
 COUNTS = [3, 0, 5, 1]
 
+#: queries with three candidates, none, five and one, in any order
+OWNERS = torch.tensor([2, 0, 2, 3, 0, 2, 2, 0, 2])
+
 
 @pytest.fixture
-def cloud():
-    generator = torch.Generator().manual_seed(1)
-    return (
-        torch.randn(len(COUNTS), 7, generator=generator),
-        torch.randn(sum(COUNTS), 7, generator=generator),
-    )
+def cloud() -> tuple[Tensor, Tensor]:
+    return normal(1, len(COUNTS), 7).float(), normal(2, sum(COUNTS), 7).float()
 
 
-def test_cosines_are_those_of_each_query_with_its_own_candidates(cloud):
-    queries, candidates = cloud
-    owners = np.repeat(np.arange(len(COUNTS)), COUNTS)
-    q, c = queries.double().numpy()[owners], candidates.double().numpy()
-    expected = (q * c).sum(axis=1) / np.linalg.norm(q, axis=1) / np.linalg.norm(c, axis=1)
-    np.testing.assert_allclose(rescoring.cosines(queries, candidates, COUNTS), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("counts", [[9], [3, 3, 3], [4, 5], [0, 9]])
-def test_equal_and_unequal_numbers_of_candidates_have_the_same_scores(cloud, counts):
+@pytest.mark.parametrize("counts", [COUNTS, [9], [3, 3, 3]])
+def test_cosines_are_those_of_each_query_with_its_own_candidates(cloud, counts):
     queries, candidates = cloud[0][: len(counts)], cloud[1]
-    together = rescoring.cosines(queries, candidates, counts)
-    parts = torch.split(candidates, counts)
-    apart = [
-        rescoring.cosines(query[None], part, [len(part)])
-        for query, part in zip(queries, parts, strict=True)
-    ]
-    torch.testing.assert_close(together, torch.cat(apart), atol=1e-6, rtol=0)
-
-
-def test_owners_are_in_the_order_of_the_candidates():
-    assert rescoring.owners_of(COUNTS).tolist() == [0, 0, 0, 2, 2, 2, 2, 2, 3]
-    assert rescoring.owners_of([0]).tolist() == []
+    owners = owners_of(counts)
+    assert owners.tolist() == np.repeat(np.arange(len(counts)), counts).tolist()
+    expected = torch.cosine_similarity(queries[owners].double(), candidates.double())
+    torch.testing.assert_close(cosines(queries, candidates, counts), expected, atol=1e-6, rtol=0)
 
 
 def test_lengths_do_not_matter_unless_they_vanish(cloud):
     queries, candidates = cloud
     factors = torch.logspace(-12, 12, len(candidates))[:, None]
-    scaled = rescoring.cosines(queries * 1e10, candidates * factors, COUNTS)
-    expected = rescoring.cosines(queries, candidates, COUNTS)
+    scaled = cosines(queries * 1e10, candidates * factors, COUNTS)
+    expected = cosines(queries, candidates, COUNTS)
     torch.testing.assert_close(scaled, expected, atol=1e-5, rtol=0)
-    zero = rescoring.cosines(torch.zeros(1, 7), candidates, [len(candidates)])
-    assert torch.equal(zero, torch.zeros(len(candidates), dtype=torch.float64))
-    assert float(rescoring.cosines(queries[:1], torch.zeros(1, 7), [1])) == 0
+    assert not cosines(torch.zeros(1, 7), candidates, [len(candidates)]).any()
+    assert not cosines(queries[:1], torch.zeros(1, 7), [1]).any()
 
 
 def test_ranks_are_stable_limited_and_of_each_query_alone():
     scores = torch.tensor([0.1, 0.9, 0.1, 0.5, 0.7], dtype=torch.float64)
-    ranked = [each.tolist() for each in rescoring.rank(scores, [3, 0, 2])]
-    assert ranked == [[1, 0, 2], [], [1, 0]]
-    assert [each.tolist() for each in rescoring.rank(scores, [3, 0, 2], limit=1)] == [[1], [], [1]]
+    assert [each.tolist() for each in rank(scores, [3, 0, 2])] == [[1, 0, 2], [], [1, 0]]
+    assert [each.tolist() for each in rank(scores, [3, 0, 2], limit=1)] == [[1], [], [1]]
+
+
+@given(st.integers(0, 10_000), st.floats(-50, 50), st.floats(0.01, 50))
+def test_standardised_scores_ignore_offset_and_scale_and_equal_ones_become_zeros(
+    seed, offset, scale
+):
+    scores = normal(seed, len(OWNERS))
+    changed = standardise(scores * scale + offset, OWNERS)
+    assert torch.allclose(changed, standardise(scores, OWNERS), atol=1e-6)
+    assert not standardise(torch.full_like(scores, offset), OWNERS).any()
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_fused_scores_are_the_definition_of_each_query_alone(weight):
+    new, old = normal(1, len(OWNERS)), normal(2, len(OWNERS)) * 3 + 1
+    [fused] = fuse(new, old, OWNERS, [weight])
+    for query in range(4):
+        rows = (query == OWNERS).nonzero().flatten().tolist()
+        for row in rows:
+            expected = 0.0
+            for scores, share in ((new, weight), (old, 1 - weight)):
+                values = scores[rows].tolist()
+                if len(values) > 1:
+                    mean, spread = statistics.fmean(values), statistics.pstdev(values)
+                    expected += share * (float(scores[row]) - mean) / spread
+            assert float(fused[row]) == pytest.approx(expected, abs=1e-12)

@@ -36,19 +36,6 @@ def test_an_unknown_option_is_refused_naming_it(name):
     assert caught.value.field == "options.lambda"
 
 
-@pytest.mark.parametrize("name", list(METHODS))
-def test_given_options_lie_over_the_defaults_which_stay_as_they_are(name):
-    before = dict(METHODS[name].defaults)
-    assert resolve(name, {}, anchors=100) == before
-    given = {
-        option: value
-        for option, value in {"renormalise": False, "ridge": 0.5}.items()
-        if option in before
-    }
-    assert resolve(name, given, anchors=100) == {**before, **given} != before
-    assert METHODS[name].defaults == before
-
-
 def test_the_default_omega_shrinks_to_the_number_of_anchors_and_a_given_one_does_not():
     assert resolve("irp", {}, anchors=3)["omega"] == 3
     assert resolve("irp", {}, anchors=300)["omega"] == 8
