@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -241,7 +240,7 @@ def build_space(
             "each anchor.",
             field=field,
         )
-    health = asdict(examine(raw.double(), require_direction(raw, field=field)))
+    health = examine(raw.double(), require_direction(raw, field=field))
     return tables.SpaceRow(
         project=project,
         encoder_id=encoder.id,

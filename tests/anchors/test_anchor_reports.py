@@ -116,17 +116,6 @@ def test_rows_that_add_nothing_are_named(make):
     }
 
 
-def test_many_encoders_are_looked_at_up_to_a_bound_that_is_told(make):
-    found = report(make({f"e{place}": noise(place, 12, 3) for place in range(18)}))
-    assert (len(found["spaces"]), found["spaces_left_out"]) == (16, 2)
-    assert (len(found["pairs"]), found["pairs_left_out"]) == (15, 18 * 17 // 2 - 15)
-
-
-def test_an_unknown_set_has_no_report(client, refused):
-    refused(client.get("/anchor-sets/nothing/report"), 404, "anchor-set-not-found", "name")
-    refused(client.get("/anchor-sets/a%20b/report"), 422, "invalid-request", "name")
-
-
 def test_every_code_is_documented():
     from pathlib import Path
 

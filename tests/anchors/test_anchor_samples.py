@@ -75,14 +75,10 @@ def test_a_sample_is_read_from_a_body_of_vectors_with_its_store_size_in_the_quer
     [
         ({"vectors": [[1, 2]]}, 422, "dimension-mismatch", "vectors"),
         ({"vectors": [[1, 2, 3]] * 3, "store_size": 2}, 422, "invalid-request", "store_size"),
+        ({"vectors": [[1, 2, 3]], "of": "z"}, 404, "encoder-not-found", "encoder"),
     ],
 )
 def test_a_wrong_sample_is_refused_and_changes_nothing(filled, refused, body, status, code, field):
-    refused(filled.put("/anchor-sets/s/samples/a", json=body), status, code, field)
+    encoder = body.pop("of", "a")
+    refused(filled.put(f"/anchor-sets/s/samples/{encoder}", json=body), status, code, field)
     assert stored(filled) == [None, None]
-
-
-def test_samples_need_a_space(filled, refused):
-    body = {"vectors": [[1, 2, 3]]}
-    refused(filled.put("/anchor-sets/t/samples/a", json=body), 404, "anchor-set-not-found", "name")
-    refused(filled.put("/anchor-sets/s/samples/z", json=body), 404, "encoder-not-found", "encoder")

@@ -55,12 +55,3 @@ def test_a_comparison_that_fails_leaves_the_earlier_sample(stocked_services):
     with stocked_services.take(stocked_services.turns.fits, PROJECT), pytest.raises(TooMuchAtOnce):
         put(replace(stocked_services, turn_wait_s=0.0), 2)
     assert torch.equal(found(stocked_services), vectors)
-
-
-def test_a_process_that_knew_the_set_reads_the_new_sample_when_its_answer_is_due(stocked_services):
-    stocked_services.names.forget()
-    assert found(stocked_services) is None
-    vectors = put(stocked_services, 1)
-    assert torch.equal(found(stocked_services), vectors)
-    samples.delete_sample(stocked_services, CONTEXT, anchor_set="s", encoder="a")
-    assert found(stocked_services) is None

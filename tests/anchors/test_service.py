@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from app.anchors import service as anchor_sets
-from app.context import Limits
 from app.db import resources, tables
 from app.errors import (
     Conflict,
-    TooManyVectors,
 )
-from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, create_encoder, some
-
-
-def test_a_refused_set_leaves_no_row_behind(stocked_services):
-    few = replace(stocked_services, limits=Limits(vectors=5))
-    with pytest.raises(TooManyVectors):
-        anchor_sets.create_anchor_set(few, CONTEXT, name="big", embeddings={"a": some(6, 3)})
-    with stocked_services.db.transaction() as session:
-        assert [
-            row.name
-            for row in resources.page(session, tables.AnchorSetRow, PROJECT, after="", limit=9)
-        ] == ["s"]
-        assert session.query(tables.SpaceRow).count() == 2
+from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, create_encoder
 
 
 @ON_EACH_DATABASE

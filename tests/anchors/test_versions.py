@@ -163,14 +163,3 @@ def test_while_names_are_remembered_an_answer_is_by_one_version(reader, other, m
         with suppress(Conflict, AnchorSetNotFound, EncoderNotFound):
             found = ask(reader, PROJECT)
             assert any(torch.allclose(found, each, atol=1e-5) for each in right)
-
-
-def test_what_a_process_changes_itself_counts_at_once(reader, monkeypatch):
-    monkeypatch.setattr(name_cache, "MEMORY_S", 3600.0)
-    for version in (1, 2):
-        make(reader, PROJECT, version)
-        expected = translated(reader, PROJECT)
-        assert torch.equal(translated(reader, PROJECT), expected)
-        delete(reader, PROJECT)
-        with pytest.raises(AnchorSetNotFound):
-            translated(reader, PROJECT)

@@ -15,7 +15,6 @@ from pyarrow import parquet
 
 from app.bulk.parquet_file import BulkFile, BulkWork, plan_files
 from app.bulk.ray_engine import translate_on_ray
-from app.errors import AnchorageError
 from app.maths.translators.translator import apply
 from tests.bulk.conftest import WriteParquet, vectors_of
 
@@ -27,26 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cluster of one node and one core: each node starts processes for half a minute of CPU."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import ray
-
-        ray.init(
-            num_cpus=1,
-            object_store_memory=10**8,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-        yield
-        ray.shutdown()
 
 
 @pytest.fixture
@@ -98,20 +77,4 @@ def test_a_node_that_dies_halfway_costs_no_row(
         if done == 10:
             cluster.remove_node(lost, allow_graceful=False)
     assert done == 20
-    check(work, tmp_path)
-
-
-def test_a_wrong_row_is_named_and_a_later_run_continues(
-    node: None, work: BulkWork, sources: list[Path], write_parquet: WriteParquet, tmp_path: Path
-) -> None:
-    def change(vectors: np.ndarray) -> None:
-        vectors[50, 3] = np.nan
-
-    write_parquet("in/b.parquet", rows=100, change=change)
-    with pytest.raises(AnchorageError, match=r"b\.parquet, row 50: .*NaN"):
-        list(translate_on_ray(work, plan(work, tmp_path)))
-    write_parquet("in/b.parquet", rows=100)
-    left = plan(work, tmp_path)
-    assert 0 < len(left) < 21
-    assert sum(flagged for _, flagged in translate_on_ray(work, left)) == 0
     check(work, tmp_path)

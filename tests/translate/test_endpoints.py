@@ -1,12 +1,18 @@
-"""/translate, and resources after a restart."""
+"""/translate and /relative, and requests whose fit is long."""
 
 from __future__ import annotations
 
-import pytest
-from starlette.testclient import TestClient
+import asyncio
+from collections.abc import Iterator
 
-from app.main import create_app
-from app.settings import Settings
+import numpy as np
+import pytest
+from starlette.requests import Request
+
+from anchorage_client import Client
+from app.db import tables
+from app.errors import FitQueued
+from app.jobs import answers
 from tests.translate.translations import PAIR, asker
 
 
@@ -15,29 +21,47 @@ def ask(stocked, embeddings):
     return asker(stocked, embeddings["first"])
 
 
-def relative(client, vectors, **more):
-    answer = client.post(
-        "/relative", json={"encoder": "first", "anchor_set": "items", "vectors": vectors, **more}
-    )
-    assert answer.status_code == 200, answer.text
-    return answer.json()["vectors"]
-
-
-# --- good -----------------------------------------------------------------------------------------
-
-
-def test_options_are_echoed_and_change_the_translator(ask):
-    options = {"delta": 0, "omega": 3, "seed": 11, "renormalise": False, "keep_norms": True}
-    changed = ask(method="irp", options=options).json()
-    assert changed["options"] == options
-    assert changed["translator"] != ask(method="irp").json()["translator"]
-
-
 # --- relative vectors -----------------------------------------------------------------------------
 
 
-def test_decoders_of_different_powers_are_remembered_apart(ask, stocked, embeddings):
-    coordinates = relative(stocked, embeddings["first"][:3].tolist())
+@pytest.fixture
+def relate(stocked, embeddings):
+    """POST /relative of three vectors of `first`."""
+
+    def post(**more):
+        vectors = embeddings["first"][:3].tolist()
+        body = {"encoder": "first", "anchor_set": "items", "vectors": vectors, **more}
+        return stocked.post("/relative", json=body)
+
+    return post
+
+
+def test_relative_vectors_are_the_centred_cosines_to_the_anchors(relate, embeddings):
+    vectors = np.random.default_rng(0).normal(size=(7, 8))
+    answer = relate(vectors=vectors.tolist()).json()
+    assert (answer["count"], answer["dim"], answer["flags"]) == (7, 40, [])
+    anchors = embeddings["first"]
+    unit, centred = anchors - anchors.mean(axis=0), vectors - anchors.mean(axis=0)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    centred /= np.linalg.norm(centred, axis=1, keepdims=True)
+    np.testing.assert_allclose(answer["vectors"], centred @ unit.T, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field"),
+    [
+        ({"encode_power": 1.5}, 422, "invalid-option", "encode_power"),
+        ({"ridge": 1}, 422, "unknown-option", "ridge"),  # it would have no effect
+        ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder"),
+    ],
+    ids=str,
+)
+def test_wrong_relative_vectors_are_refused(relate, refused, change, status, code, field):
+    refused(relate(**change), status, code, field)
+
+
+def test_decoders_of_different_powers_are_remembered_apart(ask, relate):
+    coordinates = relate().json()["vectors"]
     answers = [
         ask(vectors=..., relative=coordinates, relative_power=power).json()["vectors"]
         for power in (0, 0.5, 1, 0, 0.5, 1)
@@ -47,10 +71,8 @@ def test_decoders_of_different_powers_are_remembered_apart(ask, stocked, embeddi
         assert answers[one] != answers[other]
 
 
-def test_relative_vectors_need_no_source_and_everything_else_does(
-    ask, stocked, embeddings, refused
-):
-    coordinates = relative(stocked, embeddings["first"][:3].tolist())
+def test_relative_vectors_need_no_source_and_everything_else_does(ask, relate, refused):
+    coordinates = relate().json()["vectors"]
     assert (
         ask(vectors=..., relative=coordinates, source=...).json()
         == ask(vectors=..., relative=coordinates).json()
@@ -90,6 +112,7 @@ def test_relative_vectors_that_cannot_be_decoded_are_refused(ask, refused, chang
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
         ({"method": "magic"}, 422, "invalid-request", "method"),
         ({"options": {"surplus": 1}}, 422, "unknown-field", "options.surplus"),
+        ({"method": "irp", "options": {"delta": -0.1}}, 422, "invalid-request", "options.delta"),
     ],
     ids=str,
 )
@@ -97,18 +120,6 @@ def test_relative_vectors_that_cannot_be_decoded_are_refused(ask, refused, chang
 def test_wrong_requests(ask, refused, path, change, status, code, field):
     answer = ask(path, **change) if path == "/translate" else ask(path, vectors=..., **change)
     refused(answer, status, code, field)
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "field"),
-    [
-        ({"vectors": ...}, "not-exactly-one", "vectors"),
-        ({"vectors": [[1.0] * 6]}, "dimension-mismatch", "vectors"),
-    ],
-    ids=str,
-)
-def test_wrong_vectors(ask, refused, change, code, field):
-    refused(ask(**change), 422, code, field)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -123,39 +134,44 @@ def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refus
     )
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "field"),
-    [
-        ("irp", {"delta": -0.1}, "options.delta"),
-        ("graded", {"renormalise": 1}, "options.renormalise"),
-    ],
-    ids=str,
-)
-def test_an_option_out_of_range_or_of_another_type_is_refused(ask, refused, method, options, field):
-    refused(ask(method=method, options=options), 422, "invalid-request", field)
+# --- long fits ------------------------------------------------------------------------------------
 
 
-# --- restarts -------------------------------------------------------------------------------------
+@pytest.fixture
+def short(stocked, monkeypatch) -> Iterator[None]:
+    """The service leaves every fit to jobs."""
+    monkeypatch.setitem(stocked.app.state.services.__dict__, "request_fit_s", 0.0)
 
 
-def test_everything_is_there_after_a_restart(tmp_path, embeddings):
-    settings = Settings(data_dir=tmp_path / "a b" / "c")
-    request = {**PAIR, "vectors": embeddings["first"].tolist()}
-    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
-        for name, vectors in embeddings.items():
-            client.post("/encoders", json={"name": name, "dim": vectors.shape[1]})
-        body = {
-            "name": "items",
-            "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()},
-        }
-        before_set = client.post("/anchor-sets", json=body).json()
-        unasked = client.post("/translate", json=request).json()
-        reported = client.post("/translators", json={**PAIR, "method": "irp"}).json()
-    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
-        assert client.get("/anchor-sets/items").json() == before_set
-        assert (
-            client.get(f"/translators/{unasked['translator']}").json()["id"]
-            == unasked["translator"]
-        )
-        assert client.get(f"/translators/{reported['id']}").json() == reported
-        assert client.post("/translate", json=request).json() == unasked
+def test_a_long_fit_is_answered_with_its_job_and_the_repetition_with_the_result(
+    ask, stocked, short, finished
+):
+    more = {"method": "ridge", "options": {"ridge": 0.1}}
+    queued = ask(**more)
+    assert (queued.status_code, queued.json()["kind"]) == (202, "fit")
+    assert queued.headers["location"] == f"/jobs/{queued.json()['id']}"
+    assert int(queued.headers["retry-after"]) >= 0
+    job = finished(stocked, queued.json()["id"])
+    assert job["state"] == "succeeded", job
+    answer = ask(**more)
+    assert answer.is_success, answer.text
+    assert job["result"]["translator"] == answer.json()["translator"]
+
+
+def test_clients_of_openai_are_told_to_come_again(stocked):
+    scope = {"type": "http", "path": "/v1/embeddings", "headers": [], "app": stocked.app}
+    error = FitQueued("A job makes it.", tables.JobRow(id="j"), retry_after_s=7)
+    answer = asyncio.run(answers.fit_queued(Request(scope), error))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
+    assert b'"code":"fit-queued"' in answer.body
+
+
+def test_our_client_waits_for_the_job_and_repeats_the_request(stocked, embeddings, short):
+    client = Client("http://127.0.0.1")
+    client._transport.http.close()
+    client._transport.http = stocked
+    options = {"ridge": 0.9}
+    found = client.translate(embeddings["first"][:3], **PAIR, method="ridge", options=options)
+    assert found.vectors.shape == (3, 6)
+    [job] = [each for each in client.jobs.list() if each["kind"] == "fit"][:1]
+    assert job["state"] == "succeeded"

@@ -66,7 +66,9 @@ def test_a_minimum_is_compared_in_the_index_that_the_request_names(real, refused
     assert translate(real, min_quality=middle, index=100).status_code == 200
     answer = translate(real, min_quality=middle, index=100_000)
     refused(answer, 422, "quality-below-minimum", "min_quality", detail="100,000 items")
-    assert answer.json()["found"]["index"] == 100_000
+    assert answer.json()["found"] == estimated(real, index=100_000)
+    made = real.post("/translators", json={**PAIR, "min_quality": {"recall": 1.0}})
+    refused(made, 422, "quality-below-minimum", "min_quality", detail="recall")
 
 
 def test_a_sample_of_the_store_is_searched_and_its_size_is_the_default_index(real):
@@ -79,27 +81,3 @@ def test_a_sample_of_the_store_is_searched_and_its_size_is_the_default_index(rea
     after = real.get(f"/translators/{before['id']}").json()["report"]
     assert (after["estimate"]["index"], after["estimate"]["measured"]) == (320, True)
     assert [each["index"] for each in after["estimates"]] == [320, 1_000, 10_000, 100_000]
-
-
-def test_a_minimum_that_is_estimated_is_served_and_one_that_is_not_is_refused_with_what_was_found(
-    real, refused
-):
-    measure, estimate = "recall", estimated(real)
-    value = estimate["measures"][measure]["value"]
-    assert translate(real, min_quality={measure: value - 1e-6}).status_code == 200
-    answer = translate(real, min_quality={measure: min(1.0, value + 1e-6)})
-    refused(answer, 422, "quality-below-minimum", "min_quality", detail=measure)
-    assert answer.json()["found"] == estimate
-    made = real.post("/translators", json={**PAIR, "min_quality": {measure: 1.0}})
-    refused(made, 422, "quality-below-minimum", "min_quality")
-
-
-def test_a_job_that_misses_its_minimum_fails_and_says_what_was_found(real, finished):
-    answer = real.post(
-        "/translators",
-        json={**PAIR, "min_quality": {"recall": 1.0}},
-        headers={"Prefer": "respond-async"},
-    )
-    assert answer.status_code == 202
-    job = finished(real, answer.json()["id"])
-    assert (job["state"], job["error"]["code"]) == ("failed", "quality-below-minimum")

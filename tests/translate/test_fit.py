@@ -10,16 +10,13 @@ import pytest
 import torch
 from sqlalchemy import text
 
-from app.anchors import service as anchor_sets
 from app.db import tables
 from app.db.cache import Cache
-from app.encoders import service as encoders
 from app.errors import (
     BlobMissing,
 )
-from app.request_context import RequestContext
-from app.translate import estimate, queries
 from app.translate import fit as translators
+from app.translate import queries
 from app.translate import service as apply
 from tests.helpers import CONTEXT, PROJECT, another_process, some
 
@@ -53,21 +50,6 @@ def test_a_fit_from_an_encoder_to_itself_travels_between_processes(
     assert torch.equal(answers[0].output.vectors, answers[1].output.vectors)
     for each in both:
         each.close()
-
-
-def test_projects_do_not_see_each_other(stocked_services):
-    for call in (
-        lambda: encoders.delete_encoder(stocked_services, RequestContext("q"), "a"),
-        lambda: anchor_sets.delete_anchor_set(stocked_services, RequestContext("q"), "s"),
-        lambda: translators.find_pair(stocked_services, "q", request()),
-        lambda: estimate.find_with_report(
-            stocked_services,
-            "q",
-            translators.fit(stocked_services, CONTEXT, *_pair(stocked_services), request()).id,
-        ),
-    ):
-        with pytest.raises(Exception, match=r"(?i)there is no"):
-            call()
 
 
 def test_two_processes_that_first_fit_one_translator_at_once_both_answer(
@@ -117,15 +99,6 @@ def test_without_any_cache_answers_are_the_same(stocked_services):
     cold_services.close()
     with stocked_services.db.transaction() as session:
         assert session.query(tables.TranslatorRow).count() == 1
-
-
-def test_auto_never_takes_a_joint_method_for_relative_vectors(stocked_services):
-    for power in (0.0, 0.25, 1.0):
-        answer = apply.apply_map(
-            stocked_services, CONTEXT, apply.Decoding(request("auto"), power), vectors=some(2, 12)
-        )
-        assert answer.output.vectors.shape == (2, 2)
-        assert answer.served.id is None
 
 
 def test_auto_keeps_the_cosine_for_a_head_that_answers_numbers(stocked_services):

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.anchors import report as anchor_reports
 from app.anchors import samples
 from app.anchors import service as anchor_sets
 from app.db import tables
@@ -109,14 +108,6 @@ def test_anchors_of_the_store_are_all_used_and_nothing_is_warned_of(mixed):
     row = row_of(mixed, translate(mixed, request))
     assert row.weights is None
     assert row.report["weights"]["store"]["verdict"] == "no-foreign-anchors"
-
-
-def test_the_report_of_a_set_lists_foreign_anchors(mixed):
-    put_sample(mixed)
-    report = anchor_reports.report_anchor_set(mixed, PROJECT, "mixed")
-    [finding] = [each for each in report["findings"] if each["code"] == "foreign-anchors"]
-    assert finding["severity"] == "warning"
-    assert finding["count"] == pytest.approx(FOREIGN, abs=5)
 
 
 def test_queries_are_not_foreign_to_a_store_of_documents(mixed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from starlette.testclient import TestClient
 
 from app.demo.pack import load_pack
@@ -49,16 +48,3 @@ def test_fewer_than_ten_distinct_anchors_are_a_conflict(stocked, refused, embedd
     stocked.post("/anchor-sets", json={"name": "few", "embeddings": nine})
     id_ = make(stocked, "first", "second", "few")
     refused(ask(stocked, id_, source=0.5), 409, "too-few-anchors", "id", detail="'few'")
-
-
-@pytest.mark.parametrize(
-    ("query", "code", "field"),
-    [
-        ({"source": 1.01}, "invalid-request", "source"),
-        ({"source": 0.5, "scores": "both"}, "invalid-request", "scores"),
-    ],
-    ids=str,
-)
-def test_wrong_questions_about_a_threshold_are_refused(stocked, refused, query, code, field):
-    id_ = make(stocked, "first", "second", "items")
-    refused(ask(stocked, id_, **query), 422, code, field)

@@ -77,27 +77,6 @@ def test_three_anchors_are_few(stocked, embeddings):
     assert codes(relative) == ["few-anchors"]
 
 
-def test_a_stitched_head_warns_of_its_translation_and_an_own_head_does_not(shifted):
-    body = {
-        "name": "h",
-        "encoder": "second",
-        "weight": RNG.normal(size=(4, 6)).tolist(),
-        "bias": [0.0] * 4,
-        "classes": ["a", "b", "c", "d"],
-    }
-    assert (made := shifted.post("/heads", json=body)).status_code == 201, made.text
-    request = {"head": "h", "vectors": RNG.normal(size=(2, 8)).tolist()}
-    stitched = shifted.post(
-        "/stitch", json={**request, "encoder": "first", "anchor_set": "shifted"}
-    )
-    assert codes(stitched) == ["useless-anchors"]
-    own = shifted.post(
-        "/stitch",
-        json={**request, "encoder": "second", "vectors": RNG.normal(size=(2, 6)).tolist()},
-    )
-    assert codes(own) == []
-
-
 # --- the same encoder on both sides ---------------------------------------------------------------
 
 
@@ -109,15 +88,3 @@ def test_auto_returns_vectors_of_the_targets_own_encoder_unchanged(stocked):
         assert np.array_equal(np.array(body["vectors"], np.float32), vectors)
         assert (body["method"], body["options"], body["translator"]) == ("identity", {}, None)
         assert codes(answer) == ["same-encoder"]
-
-
-def test_the_identity_refuses_what_every_translation_refuses(stocked, refused):
-    def post(**more):
-        body = {"source": "first", "target": "first", "anchor_set": "items", **more}
-        return stocked.post("/translate", json=body)
-
-    refused(post(vectors=[[1.0] * 7]), 422, "dimension-mismatch", "vectors")
-    refused(post(vectors=[[1e35] + [1.0] * 7]), 422, "value-out-of-range", "vectors", [0])
-    refused(
-        post(vectors=[[1.0] * 8], options={"delta": 0.5}), 422, "unknown-option", "options.delta"
-    )

@@ -1,4 +1,4 @@
-"""Requests for translations from `first` to `second`, and every method with its default options."""
+"""Requests for translations from `first` to `second`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,6 @@ import httpx2
 import numpy as np
 from starlette.testclient import TestClient
 
-SHAPE = {"renormalise": True, "keep_norms": False}
-METHODS = {
-    "irp": {"delta": None, "omega": 8, "seed": 0, **SHAPE},
-    "irp-ridge": {"ridge": 1.0, **SHAPE},
-    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, **SHAPE},
-    "procrustes": SHAPE,
-    "ridge": {"ridge": None, **SHAPE},
-    "kernel": {"ridge": None, "decode_power": 0.25, **SHAPE},
-}
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,47 +20,31 @@ COLLINEAR_TOLERANCE = 1e-6
 MAX_LISTED_ROWS = 20
 
 
-@dataclass(frozen=True)
-class Health:
-    """The health of an anchor set.
+def examine(anchors: Float64[Tensor, "k d"], space: Space) -> dict[str, Any]:
+    """The health of raw anchors (k, d), the encoder's own units, and the space fitted to them.
 
     rank        of the unit anchors; at most min(k - 1, d) by centring
     condition   largest over smallest kept singular value
     at_mean     rows equal to the mean: they have no direction and add nothing
     duplicates  rows equal to an earlier row
     collinear   rows on the line of an earlier row through the mean, without the duplicates
-    Lists are cut at MAX_LISTED_ROWS rows; the counts are complete.
+    Lists are cut at MAX_LISTED_ROWS rows; the counts (`at_mean_count`, `duplicate_count`,
+    `collinear_count`) are complete.
     """
-
-    rank: int
-    condition: float
-    at_mean: list[int]
-    at_mean_count: int
-    duplicates: list[int]
-    duplicate_count: int
-    collinear: list[int]
-    collinear_count: int
-
-
-def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
-    """Health of raw anchors (k, d), the encoder's own units, and the space fitted to them."""
     rank, condition = rank_and_condition(space.unit, noise=space.noise)
     at_mean = (space.unit.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
     _, groups = torch.unique(anchors, dim=0, return_inverse=True)
     duplicates = repeated_positions(groups.tolist())
     listed = torch.ones(len(space.unit), dtype=torch.bool, device=space.unit.device)
     listed[at_mean + duplicates] = False
-    lines = _collinear_with_earlier(space.unit, _near_another(space.unit, listed))
-    return Health(
-        rank=rank,
-        condition=condition,
-        at_mean=at_mean[:MAX_LISTED_ROWS],
-        at_mean_count=len(at_mean),
-        duplicates=duplicates[:MAX_LISTED_ROWS],
-        duplicate_count=len(duplicates),
-        collinear=lines[:MAX_LISTED_ROWS],
-        collinear_count=len(lines),
-    )
+    collinear = _collinear_with_earlier(space.unit, _near_another(space.unit, listed))
+    lists = {"at_mean": at_mean, "duplicates": duplicates, "collinear": collinear}
+    return {
+        "rank": rank,
+        "condition": condition,
+        **{name: rows[:MAX_LISTED_ROWS] for name, rows in lists.items()},
+        **{f"{name.removesuffix('s')}_count": len(rows) for name, rows in lists.items()},
+    }
 
 
 def _near_another(unit: Float64[Tensor, "k d"], listed: Bool[Tensor, " k"]) -> Int64[Tensor, " m"]:

@@ -138,16 +138,12 @@ class IndexCurves:
     """Everything that an estimate needs, as numbers that JSON can hold.
 
     anchors       k of the served fit
-    index         items that a query searched, its own included
-    sample        how many of them are a store's
     tail          (L, E) of the native scores
     recall, mrr   the curves
     anchor_worth  the other items that one of the anchors is worth in an index, and the index's size
     """
 
     anchors: int
-    index: int
-    sample: int
     tail: tuple[list[float], list[float]]
     recall: MeasuredCurve
     mrr: MeasuredCurve
@@ -216,8 +212,6 @@ def measure_curves(
     counted_ranks, counted_ahead = (torch.stack(each)[:, counted].cpu() for each in (ranks, ahead))
     return IndexCurves(
         len(target),
-        overlaps.size,
-        0 if store is None else len(store),
         _tail(native[counted], store),
         overlaps.curve(counted),
         _mrr_curve(counted_ranks, overlaps.size),

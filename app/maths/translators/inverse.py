@@ -70,36 +70,6 @@ def farthest_points(
     return chosen
 
 
-def subspaces(
-    unit: Float64[Tensor, "k d"],
-    *,
-    delta: float,
-    omega: int,
-    seed: int,
-    limit: int | None = None,
-) -> list[tuple[int, ...]]:
-    """The omega pruned subsets of anchors, one for each start; the starts are a seeded permutation
-    of the usable anchors.
-
-    Returns omega sorted tuples of row indices; equal seeds give equal subsets.
-    Raises InvalidOption when omega is not in 1..k: more starts than anchors could only repeat
-    subsets.
-    """
-    k = unit.shape[0]
-    if not 1 <= omega <= k:
-        raise InvalidOption(
-            f"`omega` must lie between 1 and the number of anchors, {k}; got {omega}.",
-            field="options.omega",
-        )
-    usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()
-    order = usable[draw_rows(len(usable), seed=seed)].tolist()
-    starts = [order[i % len(order)] for i in range(omega)]
-    return [
-        tuple(sorted(farthest_points(unit, delta=delta, start=start, limit=limit)))
-        for start in starts
-    ]
-
-
 def irp(
     unit: Float64[Tensor, "k d"],
     *,
@@ -114,17 +84,30 @@ def irp(
     unit   (k, d_y), the target's unit anchors
     delta  in [0, 1], the pruning threshold; None: 0.6, and at most max(8, d_y / 8) anchors of each
            subspace, so that its inverse is well posed
-    omega  in 1..k, the number of subspaces; `seed` chooses their starts
+    omega  in 1..k, the number of subspaces: more starts than anchors could only repeat them. Their
+           starts are a permutation of the usable anchors, by `seed`
     noise  as in `kept_svd`: a direction that is only rounding would fill the whole translation
     Returns D (k, d_y): relative(x) D is the mean of the omega reconstructions of x's direction in
     the target space.
     Raises InvalidOption. Source: Maiorca et al. 2024, equation 5.
     """
-    decoder = torch.zeros_like(unit)
+    k = unit.shape[0]
+    if not 1 <= omega <= k:
+        raise InvalidOption(
+            f"`omega` must lie between 1 and the number of anchors, {k}; got {omega}.",
+            field="options.omega",
+        )
     limit = None
     if delta is None:
         delta, limit = USUAL_DELTA, most_kept(unit.shape[1])
-    kept = subspaces(unit, delta=delta, omega=omega, seed=seed, limit=limit)
+    usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()
+    order = usable[draw_rows(len(usable), seed=seed)].tolist()
+    starts = [order[i % len(order)] for i in range(omega)]
+    kept = [
+        tuple(sorted(farthest_points(unit, delta=delta, start=start, limit=limit)))
+        for start in starts
+    ]
+    decoder = torch.zeros_like(unit)
     # Subsets that several starts share are inverted once, and weighted.
     for rows, count in Counter(kept).items():
         index = torch.tensor(rows)

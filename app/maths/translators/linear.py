@@ -58,16 +58,8 @@ class Pair:
         return self.x.left.T @ self.y.left
 
     @cached_property
-    def cross_product(self) -> Core:
-        """diag(s_x) M diag(s_y) (r_x, r_y): the product U_x^T U_y in the coordinates of the two
-        kept spans.
-        """
-        product: Core = self.x.values[:, None] * self.overlap * self.y.values
-        return product
-
-    @cached_property
     def rotation(self) -> Core:
-        """The partial isometry R (r_x, r_y) nearest to `cross_product`: the core of `procrustes`,
+        """The partial isometry R (r_x, r_y) nearest to U_x^T U_y: the core of `procrustes`,
         which maximises trace(T^T U_x^T U_y).
 
         With U_x^T U_y = P diag(sigma) Q^T, only the r directions with sigma above rounding noise
@@ -77,7 +69,8 @@ class Pair:
         Source: Schoenemann 1966; rectangular and rank-deficient case: the canonical polar
         decomposition (Higham 2010).
         """
-        left, values, right = torch.linalg.svd(self.cross_product, full_matrices=False)
+        product = self.x.values[:, None] * self.overlap * self.y.values
+        left, values, right = torch.linalg.svd(product, full_matrices=False)
         # The product squares the anchors' spectrum, so its rounding is relative to |U_x| |U_y| and
         # not to its own largest singular value.
         sizes = (self.source.dim, self.target.dim, self.source.size)

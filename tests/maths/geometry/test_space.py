@@ -38,19 +38,6 @@ def test_mean_scale_and_unit_anchors_are_those_of_the_definition():
     assert (space.size, space.dim) == (7, 5)
 
 
-def test_relative_vectors_are_the_cosines_to_the_anchors_around_their_mean():
-    anchors, vectors = normal(1, 6, 4) + 1, normal(2, 3, 4)
-    found = relative(vectors, fit_space(anchors)).numpy()
-    a, x = anchors.numpy(), vectors.numpy()
-    mean = a.mean(axis=0)
-    for i in range(3):
-        for j in range(6):
-            u, v = x[i] - mean, a[j] - mean
-            assert found[i, j] == pytest.approx(
-                float(u @ v / np.linalg.norm(u) / np.linalg.norm(v)), abs=1e-12
-            )
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_nan_and_infinity_are_refused_in_every_dtype_naming_the_rows(bad, dtype):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.errors import InvalidOption
 from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
 from app.maths.quality.crossfit import (
@@ -61,13 +60,6 @@ def test_there_is_no_estimate_where_a_fold_cannot_be_fitted():
     source = torch.zeros(10, 4, dtype=torch.float64)
     source[0] = 1.0
     assert hold_out("graded", source, normal(10, 10, 4), resolve("graded", {}, anchors=10)) is None
-
-
-def test_a_wrong_option_is_an_error_and_not_a_missing_estimate():
-    with pytest.raises(InvalidOption):
-        hold_out(
-            "ridge", normal(11, 10, 4), normal(10, 10, 4), {"ridge": -1.0, "renormalise": True}
-        )
 
 
 @pytest.mark.parametrize("copied", ["both", "source", "target"])

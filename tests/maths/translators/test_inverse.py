@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import cosine
 from app.maths.translators import methods
-from app.maths.translators.inverse import farthest_points, irp, subspaces
+from app.maths.translators.inverse import farthest_points, irp
 from app.maths.translators.translator import apply, make_translator
 from research.definitions import relative
 from tests.maths.clouds import normal
@@ -88,8 +88,6 @@ def test_zero_norm_anchors_are_never_chosen_and_nothing_is_chosen_twice(delta):
         chosen = farthest_points(unit, delta=delta, start=start)
         assert len(set(chosen)) == len(chosen)
         assert not {5, 6, 7} & set(chosen)
-    for rows in subspaces(unit, delta=delta, omega=13, seed=1):
-        assert not {5, 6, 7} & set(rows)
     assert not irp(unit, delta=delta, omega=13, seed=1)[5:8].any()
 
 
@@ -98,10 +96,8 @@ def test_by_default_a_subspace_is_small_enough_for_its_inverse():
     y = hidden @ normal(7, 40, 64) + 0.5 * normal(8, 700, 64)
     x = hidden @ normal(9, 40, 48) + 0.5 * normal(10, 700, 48)
     source, target = fit_space(x[:400]), fit_space(y[:400])
-    assert max(map(len, subspaces(target.unit, delta=0.6, omega=4, seed=0))) > 40
-    assert {len(each) for each in subspaces(target.unit, delta=0.6, omega=4, seed=0, limit=8)} == {
-        8
-    }
+    assert len(farthest_points(target.unit, delta=0.6, start=0)) > 40
+    assert len(farthest_points(target.unit, delta=0.6, start=0, limit=8)) == 8
 
     def quality(delta):
         options = methods.resolve("irp", {"delta": delta}, anchors=400)
