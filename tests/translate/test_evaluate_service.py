@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from app.anchors import service as anchor_sets
-from app.encoders import service as encoders
 from app.ops import retention
 from app.search.evaluate import evaluate_later
 from app.translate import evaluate as evaluation
@@ -14,7 +13,6 @@ from tests.helpers import (
     CONTEXT,
     PROJECT,
     age,
-    create_encoder,
     run,
     some,
 )
@@ -52,24 +50,6 @@ def test_a_set_that_was_deleted_meanwhile_fails_the_job_with_a_reason(stocked_se
         "failed",
         "anchor-set-not-found",
         "anchor_set",
-    )
-
-
-def test_an_encoder_that_was_made_anew_with_another_dimension_fails_the_job_with_a_reason(
-    stocked_services, queued
-):
-    job, _ = queued
-    anchor_sets.delete_anchor_set(stocked_services, CONTEXT, "s")
-    encoders.delete_encoder(stocked_services, CONTEXT, "b")
-    create_encoder(stocked_services, "b", 4)
-    anchor_sets.create_anchor_set(
-        stocked_services, CONTEXT, name="s", embeddings={"a": some(12, 3), "b": some(12, 4)}
-    )
-    row = run(stocked_services, job)
-    assert (row.state, row.error["code"], row.error["field"]) == (
-        "failed",
-        "dimension-mismatch",
-        "native",
     )
 
 
