@@ -1,22 +1,30 @@
-"""Connections to PostgreSQL: a store has a few, made when needed."""
+"""Connections to PostgreSQL: a store has a few, made when needed. No error shows the address."""
 
 from __future__ import annotations
 
+import re
 import select
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
+from pgvector.psycopg import register_vector
 from psycopg import sql
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 
-from app.errors import StoreUnavailable, StoreUnsupported
-from app.stores.pgvector.faults import store_faults
-from app.stores.pgvector.values import RawVector
+from app.errors import (
+    AnchorageError,
+    InvalidFilter,
+    StoreChanged,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnsupported,
+)
 
 Step = TypeVar("Step")
 
@@ -42,9 +50,22 @@ SESSION = (
     "set_config('extra_float_digits', '1', false), set_config('row_security', 'off', false), "
     "set_config('statement_timeout', %s, false), set_config('search_path', "
     "concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(n.nspname)), false), "
-    "n.nspname, e.extversion, to_regtype(format('%%I.vector', n.nspname))::oid::bigint, "
-    "to_regtype(format('%%I.halfvec', n.nspname))::oid::bigint "
+    "n.nspname, e.extversion "
     "FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
+)
+
+_CHANGED = {"42P01", "42703", "42804", "42704", "42883", "22000", "2BP01", "3F000", "42P07"}
+_BUSY = {"57014", "55P03", "40P01", "40001"}
+#: what libpq says when a server refuses a login, and when there is none. It does not tell codes,
+#: and its other words may show the address
+_LOGIN = re.compile(
+    r'role ".*" does not exist|database ".*" does not exist|authentication failed'
+    r"|no pg_hba\.conf entry|pg_hba\.conf rejects|is not permitted to log in"
+    r"|permission denied for database|no password supplied"
+)
+_UNREACHABLE = re.compile(
+    r"(?:port \d+ failed: )?(?:Connection refused|No such file or directory|No route to host"
+    r"|Network is unreachable|timeout expired)|failed to resolve host"
 )
 
 
@@ -71,11 +92,6 @@ class StoreConnection(psycopg.Connection[Any]):
             *map(_quoted, values), **{name: _quoted(each) for name, each in names.items()}
         )
         return self.execute(filled, params)
-
-    def run_found(self, query: LiteralString, params: Any) -> None:
-        """Execute each statement that a query of the catalogue returns."""
-        for [statement] in self.execute(query, params).fetchall():
-            self.execute(statement.encode())
 
     def wait(self, gen: PQGen[Step], *arguments: Any, **options: Any) -> Step:
         """Run a step of the protocol. psycopg waits nowhere else."""
@@ -106,10 +122,7 @@ class PgConnections:
     def __init__(self, url: str) -> None:
         self._url = url
         self._idle: list[StoreConnection] = []
-        self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        #: number of calls of `close`: connections that were lent before are closed, too
-        self._closed = 0
 
     @contextmanager
     def use(self, action: str, *, long: bool = False) -> Iterator[StoreConnection]:
@@ -120,28 +133,25 @@ class PgConnections:
         """
         if not self._places.acquire(timeout=SHORT_STATEMENT_S):
             raise StoreUnavailable("All connections to the store are busy. Try again later.")
-        connection = None
-        closed = self._closed
+        connection, idle = None, self._idle
         try:
-            with store_faults(action):
-                connection = self._take()
-                connection.long = long
-                if long:
-                    connection.execute("SET statement_timeout = 0")
-                yield connection
-                if long:
-                    connection.execute(f"SET statement_timeout = '{SHORT_STATEMENT_S}s'")
-        except BaseException:
+            connection = _usable(idle) or self._connect()
+            connection.long = long
+            if long:
+                connection.execute("SET statement_timeout = 0")
+            yield connection
+            if long:
+                connection.execute(f"SET statement_timeout = '{SHORT_STATEMENT_S}s'")
+            idle.append(connection)
+        except BaseException as error:
             if connection is not None:
                 connection.close()
+            if isinstance(error, psycopg.Error):
+                raise fault(error, action) from None
             raise
-        else:
-            with self._lock:
-                if closed == self._closed:
-                    self._idle.append(connection)
-                else:
-                    connection.close()
         finally:
+            if idle is not self._idle:  # `close` was called meanwhile
+                _close_all(idle)
             self._places.release()
 
     @contextmanager
@@ -151,20 +161,8 @@ class PgConnections:
             yield connection
 
     def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-            self._closed += 1
-        for connection in idle:
-            connection.close()
-
-    def _take(self) -> StoreConnection:
-        with self._lock:
-            while self._idle:
-                connection = self._idle.pop()
-                if not connection.closed and not _readable(connection):
-                    return connection
-                connection.close()
-        return self._connect()
+        idle, self._idle = self._idle, []
+        _close_all(idle)
 
     def _connect(self) -> StoreConnection:
         try:
@@ -191,19 +189,63 @@ class PgConnections:
                     "EXTENSION vector.",
                     field="address",
                 )
+            *_, connection.extension, version = row
+            connection.version = tuple(int(part) for part in version.split(".")[:2])
+            register_vector(connection)
         except BaseException:
             connection.close()
             raise
-        *_, connection.extension, version, vector, halfvec = row
-        connection.version = tuple(int(part) for part in version.split(".")[:2])
-        for oid in (vector, halfvec):
-            if oid is not None:
-                connection.adapters.register_loader(oid, RawVector)
         return connection
 
 
-def _readable(connection: StoreConnection) -> bool:
-    # An idle server sends only its farewell.
-    poll = select.poll()  # select.select refuses descriptors above 1023
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+def _usable(idle: list[StoreConnection]) -> StoreConnection | None:
+    """Take a connection that still is one. An idle server sends only its farewell."""
+    with suppress(IndexError):
+        while True:
+            connection = idle.pop()
+            poll = select.poll()  # select.select refuses descriptors above 1023
+            if not connection.closed:
+                poll.register(connection.fileno(), select.POLLIN)
+                if not poll.poll(0):
+                    return connection
+            connection.close()
+    return None
+
+
+def _close_all(idle: list[StoreConnection]) -> None:
+    with suppress(IndexError):
+        while True:
+            idle.pop().close()
+
+
+def fault(error: psycopg.Error, action: str) -> AnchorageError:
+    """Return the error of stores for a fault of PostgreSQL. action: as "to read rows"."""
+    state = error.sqlstate or ""
+    said = _LOGIN.search(str(error)) or _UNREACHABLE.search(str(error))
+    if not state and said:
+        return (StoreRefused if said.re is _LOGIN else StoreUnavailable)(
+            f"PostgreSQL cannot be reached by this address: {said[0]}. Ask the operator to check "
+            "the address in ANCHORAGE_STORES, and that the server runs."
+        )
+    if not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return StoreUnavailable(
+            f"PostgreSQL does not answer, or dropped the connection, at the attempt {action}. "
+            "Try again."
+        )
+    # Only the server's own sentence: details quote rows, and texts of libpq quote the address.
+    message = (error.diag.message_primary or "no message").splitlines()[0]
+    reason = f"PostgreSQL reports {state or type(error).__name__}: {message}"
+    if state in {"53100", "53400"}:
+        return StoreFull(
+            f"PostgreSQL has no space left at the attempt {action}. Free disk space, and try "
+            f"again. {reason}"
+        )
+    if state[:2] in {"08", "53", "57"} or state in _BUSY:
+        return StoreUnavailable(f"PostgreSQL cannot serve the attempt {action} now. {reason}")
+    if state in _CHANGED:
+        return StoreChanged(
+            f"The table no longer has the form that the attempt {action} needs. {reason}"
+        )
+    if state[:3] == "22P":
+        return InvalidFilter(f"PostgreSQL cannot read a value. {reason}", field="filter")
+    return StoreRefused(f"PostgreSQL refuses the attempt {action}. {reason}")

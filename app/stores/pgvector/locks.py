@@ -16,18 +16,18 @@ import psycopg
 from psycopg import sql
 
 from app.errors import StoreChanged, StoreRefused, StoreUnavailable, StoreUnsupported
-from app.stores.pgvector.connections import PgConnections, StoreConnection
-from app.stores.pgvector.layout import PgLayout, load_layout, name_of
+from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
+from app.stores.pgvector.tables import PgLayout, load_layout, name_of
 from app.stores.port import StoreLocation
 
 #: longest wait for one lock, during which others queue behind; and for how long to try again
 LOCK_MS, LOCK_PATIENCE_S = 100, 60.0
 
-#: shares of deadlock_timeout: within which a step begins to wait for its last lock, and of one wait
-LOCKING_SHARE, LOCK_SHARE = 0.5, 0.25
+#: shares of deadlock_timeout: within which a step gets all its locks, and of the wait for one
+LOCKING_SHARE, LOCK_SHARE = 0.75, 0.25
 
 #: how much longer than deadlock_timeout to wait: then the server cancels the autovacuum
-GRACE_S = 2.0
+GRACE_MS = 2000
 
 #: whether the role may lock a table; else only the drop of a foreign key locks it
 _MAY_LOCK: LiteralString = (
@@ -56,7 +56,7 @@ WHERE r.oid IN (%(front)s, %(other)s) OR r.oid IN (SELECT oid FROM keys) AND {_M
 ORDER BY r.oid <> %(front)s, r.oid <> %(other)s, r.relkind, r.oid"""  # noqa: S608 (constants)
 
 #: statements that lock the tables of a migration, and those that have its triggers
-_LOCKS_OF_REMOVAL = """
+_LOCKS_OF_REMOVAL: LiteralString = """
 SELECT format('LOCK TABLE ONLY %%I.%%I IN ACCESS EXCLUSIVE MODE', n.nspname, r.relname)
 FROM pg_class r JOIN pg_namespace n ON n.oid = r.relnamespace
 WHERE r.relkind = 'r' AND n.nspname = %(schema)s AND (starts_with(r.relname, %(prefix)s)
@@ -64,23 +64,12 @@ WHERE r.relkind = 'r' AND n.nspname = %(schema)s AND (starts_with(r.relname, %(p
     WHERE starts_with(p.proname, %(prefix)s) AND p.pronamespace = n.oid))
 ORDER BY starts_with(r.relname, %(prefix)s), r.oid"""
 
-#: within one statement, so that no round trip counts; each lock waits for at most lock_timeout
-_LOCK_BODY = """
-DECLARE began timestamptz := clock_timestamp(); statement text; BEGIN
-  FOREACH statement IN ARRAY {}::text[] LOOP
-    IF extract(epoch FROM clock_timestamp() - began) > {} THEN
-      RAISE EXCEPTION USING ERRCODE = 'lock_not_available';
-    END IF;
-    EXECUTE statement;
-  END LOOP;
-END"""
-
 Result = TypeVar("Result")
 
 
 def locks_of_switch(connection: StoreConnection, layout: PgLayout) -> list[str]:
     """Return statements that lock both tables, those of foreign keys, views and sequences."""
-    oids = {"front": layout.table.oid, "other": layout.other.relation.oid}
+    oids = {"front": layout.seen.oid, "other": layout.other.oid}
     return [text for [text] in connection.execute(_LOCKS_OF_SWITCH, oids).fetchall()]
 
 
@@ -90,10 +79,11 @@ def locks_of_removal(connection: StoreConnection, schema: str, tag: str) -> list
 
 
 def lock_all(connection: StoreConnection, locks: Sequence[str]) -> None:
-    """Execute these statements, the last one at latest when a part of deadlock_timeout is over."""
-    within_s = LOCKING_SHARE * _deadlock_timeout(connection)
-    body = sql.SQL(_LOCK_BODY).format(sql.Literal(list(locks)), sql.Literal(within_s))
-    connection.run("DO {}", sql.Literal(body.as_string(connection)))
+    """Execute these statements as one, which ends before deadlock_timeout does."""
+    within_ms = int(LOCKING_SHARE * _deadlock_timeout_ms(connection))
+    connection.execute(f"SET LOCAL statement_timeout = {within_ms}")
+    connection.run("DO {}", sql.Literal(f"BEGIN {' '.join(f'{each};' for each in locks)} END"))
+    connection.execute(f"SET LOCAL statement_timeout = '{SHORT_STATEMENT_S}s'")
 
 
 def run_locked(
@@ -109,20 +99,23 @@ def run_locked(
     """
     until, longest = time.monotonic() + LOCK_PATIENCE_S, 0.0
     with connections.use(action) as connection:
-        deadlock_s = _deadlock_timeout(connection)
-        lock_ms = max(1, min(LOCK_MS, int(1000 * LOCK_SHARE * deadlock_s)))
+        lock_ms = min(LOCK_MS, int(LOCK_SHARE * _deadlock_timeout_ms(connection)))
         while True:
             began = time.monotonic()
             try:
-                _stop_autovacuum(connection, location, deadlock_s + GRACE_S)
+                _stop_autovacuum(connection, location)
                 began = time.monotonic()  # no client has waited until here
                 with connection.transaction() as whole:
-                    connection.execute(f"SET LOCAL lock_timeout = {lock_ms}")
+                    connection.execute(f"SET LOCAL lock_timeout = {max(1, lock_ms)}")
                     result = step(connection)
                     if result is False:
                         raise psycopg.Rollback(whole)
                 return result, max(longest, time.monotonic() - began)
-            except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            except (
+                psycopg.errors.LockNotAvailable,
+                psycopg.errors.DeadlockDetected,
+                psycopg.errors.QueryCanceled,
+            ):
                 longest = max(longest, time.monotonic() - began)
                 if time.monotonic() > until:
                     error = StoreUnavailable(
@@ -134,7 +127,7 @@ def run_locked(
             time.sleep(random.uniform(0.05, 0.3))  # noqa: S311 (no secret)
 
 
-def _stop_autovacuum(connection: StoreConnection, location: StoreLocation, within_s: float) -> None:
+def _stop_autovacuum(connection: StoreConnection, location: StoreLocation) -> None:
     """Wait for autovacuums of both tables.
 
     The server cancels an autovacuum once somebody has waited deadlock_timeout for its lock. An
@@ -149,14 +142,14 @@ def _stop_autovacuum(connection: StoreConnection, location: StoreLocation, withi
         for each in (layout.seen, layout.hidden):
             if each is not None:
                 with connection.transaction():
-                    connection.execute(f"SET LOCAL lock_timeout = '{within_s}s'")
-                    table = each.relation.identifier
-                    connection.run("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE", table)
+                    within_ms = _deadlock_timeout_ms(connection) + GRACE_MS
+                    connection.execute(f"SET LOCAL lock_timeout = {within_ms}")
+                    connection.run("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE", each.identifier)
 
 
-def _deadlock_timeout(connection: StoreConnection) -> float:
-    """Return how many seconds a session waits for a lock before it looks for a deadlock."""
-    [(seconds,)] = connection.execute(
-        "SELECT extract(epoch FROM current_setting('deadlock_timeout')::interval)::float"
+def _deadlock_timeout_ms(connection: StoreConnection) -> int:
+    """Return how long a session waits for a lock before it looks for a deadlock."""
+    [(milliseconds,)] = connection.execute(
+        "SELECT setting::int FROM pg_settings WHERE name = 'deadlock_timeout'"
     ).fetchall()
-    return float(seconds)
+    return int(milliseconds)

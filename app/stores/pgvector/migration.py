@@ -5,9 +5,10 @@ Captured changes are repeated in the second table as whole rows, and after a cut
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -15,53 +16,40 @@ import numpy as np
 from psycopg import sql
 
 from app.errors import StoreChanged, StoreRefused, StoreUnavailable, StoreUnsupported, WrongState
-from app.stores.pgvector import reading
-from app.stores.pgvector.attachments import (
-    attach,
-    detach,
-    name_not_null,
-    require_same_definitions,
-    validate_keys,
-)
-from app.stores.pgvector.capture import (
-    create_queue,
-    read_changes,
-    require_capture,
-    start_capture,
-    stop_capture,
-)
-from app.stores.pgvector.connections import PgConnections, StoreConnection
-from app.stores.pgvector.copying import (
-    apply_changes,
-    copy_missing,
-    create_copy,
-    requeue_different,
-    table_files,
-    write_new,
-)
-from app.stores.pgvector.facts import (
-    first_state,
+from app.stores.pgvector.checks import (
+    new_type,
     require_no_obstacles,
     require_rights,
     require_same,
 )
-from app.stores.pgvector.indexes import (
+from app.stores.pgvector.connections import PgConnections, StoreConnection
+from app.stores.pgvector.following import (
+    Follower,
+    create_queue,
+    require_capture,
+    start_capture,
+    stop_capture,
+)
+from app.stores.pgvector.locks import lock_all, locks_of_removal, locks_of_switch, run_locked
+from app.stores.pgvector.rows import fetch, zero_vector
+from app.stores.pgvector.second_table import (
     copy_indexes,
-    copy_key_index,
+    create_second,
+    detach,
     exchange_index_names,
     has_same_indexes,
+    require_same_definitions,
+    validate_keys,
 )
-from app.stores.pgvector.layout import (
+from app.stores.pgvector.tables import (
     PgLayout,
     PgState,
     load_layout,
-    load_relation,
     name_of,
     states_of,
+    table_files,
     traces_of,
 )
-from app.stores.pgvector.locks import lock_all, locks_of_removal, locks_of_switch, run_locked
-from app.stores.pgvector.values import zero_vector
 from app.stores.port import (
     Changes,
     Migration,
@@ -96,27 +84,28 @@ class PgMigration(Migration):
 
     def prepare(self) -> None:
         with self.connections.use("to check the table") as connection:
-            if load_layout(connection, self.location).state is not None:
+            if load_layout(connection, self.location).moving is not None:
                 self._load(connection)  # no lock, because the index may be under construction
                 return
         run_locked(self.connections, self.location, "to prepare the migration", self._create)
 
     def _create(self, connection: StoreConnection) -> None:
-        table = load_layout(connection, self.location).table
+        seen = load_layout(connection, self.location).seen
         connection.execute(
-            "SELECT pg_advisory_xact_lock(hashtextextended('anchorage', %s))", [table.oid]
+            "SELECT pg_advisory_xact_lock(hashtextextended('anchorage', %s))", [seen.oid]
         )
         layout = load_layout(connection, self.location)  # as another process left it
-        if layout.state is None:
+        if layout.moving is None:
             self._require_no_traces(connection)
             require_rights(connection, layout)
             require_no_obstacles(connection, layout)
-            state = first_state(connection, layout, self.location, self.tag, self.dim)
-            create_copy(connection, layout, state)
-            create_queue(connection, state, layout.seen)
-            start_capture(connection, self.tag, layout.seen)
-            self._save(connection, table.schema, state)
-            copy_key_index(connection, load_layout(connection, self.location), self.tag)
+            type_name = new_type(connection, layout, self.location, self.dim)
+            state = PgState(self.tag, "prepared", layout.seen.name)
+            layout = replace(layout, moving=state)
+            create_second(connection, layout.seen, self.tag, type_name, self.dim)
+            create_queue(connection, layout)
+            start_capture(connection, layout.seen, self.tag)
+            _save(connection, layout, state)
         self._load(connection)
 
     def write(
@@ -124,41 +113,60 @@ class PgMigration(Migration):
     ) -> None:
         if not len(ids):
             return
-        with self.connections.transaction("to write new vectors", long=True) as connection:
-            write_new(connection, *self._load(connection), ids, vectors, replace=replace)
+        with self._follow("to write new vectors") as follower:
+            follower.write(ids, vectors, replace=replace)
+
+    def read(self, ids: Sequence[StoreId]) -> Page:
+        with self.connections.use("to fetch rows") as connection:
+            return fetch(connection, load_layout(connection, self.location).table("new"), ids)
 
     def count(self) -> int:
         with self.connections.use("to count new vectors", long=True) as connection:
             layout = load_layout(connection, self.location)
-            if layout.state is None:
+            if layout.moving is None:
                 return 0
-            new = layout.vectors("new")
+            new = layout.table("new")
             [(count,)] = connection.run(
                 "SELECT count(*) FROM {} WHERE {} OPERATOR({}.<>) {}",
-                new.relation.identifier,
-                new.column,
+                new.identifier,
+                new.vectors.name,
                 connection.extension,
-                zero_vector(connection.extension, new.type_name, self.dim),
+                zero_vector(connection, new),
             ).fetchall()
             return int(count)
 
     def build_index(self) -> None:
-        self._copy_indexes()
-        with self.connections.use("to analyze the table", long=True) as connection:
-            layout, _ = self._load(connection)
-            connection.run("ANALYZE {}", layout.other.relation.identifier)
+        with self.connections.use("to build the indexes", long=True) as connection:
+            layout = self._load(connection)
+            copy_indexes(connection, layout)
+            connection.run("ANALYZE {}", layout.other.identifier)
 
     def changes(self, limit: int) -> Changes:
         with self.connections.use("to read captured writes") as connection:
             layout = load_layout(connection, self.location)
-            if layout.state is None:
+            if layout.moving is None:
                 return Changes([], np.zeros((0, self.dim), np.float32))
-            limit = min(limit, CAPTURED_ROWS)
-            return read_changes(connection, layout.state, layout.seen, limit)
+            return Follower(connection, layout).read_changes(min(limit, CAPTURED_ROWS))
 
     def apply(self, changes: Changes, vectors: StoreVectors) -> None:
-        with self.connections.transaction("to apply captured writes", long=True) as connection:
-            apply_changes(connection, *self._load(connection), changes, vectors)
+        with self._follow("to apply captured writes") as follower:
+            follower.apply(changes, vectors)
+
+    def requeue_different(self, *, only_rewritten: bool = False) -> int | None:
+        """Make rows wait for `apply` that differ between both tables, though no change waits.
+
+        only_rewritten  only if PostgreSQL has rewritten a table since both were the same
+        """
+        with self._follow("to compare rows") as follower:
+            connection, layout = follower.connection, follower.layout
+            files = table_files(connection, layout)
+            if only_rewritten and files == layout.state.files:
+                return 0
+            _require_same_tables(connection, layout)
+            count = follower.queue_different()
+            if count == 0:
+                _save(connection, layout, replace(layout.state, files=files))
+            return count
 
     def cutover(self, translate: TranslateRows) -> Switch:
         return self._switch("to cut over", translate, to_new=True)
@@ -172,27 +180,21 @@ class PgMigration(Migration):
     def abandon(self) -> None:
         self._remove(cut_over=False)
 
-    def read(self, ids: Sequence[StoreId]) -> Page:
-        with self.connections.use("to fetch rows") as connection:
-            layout = load_layout(connection, self.location)
-            return reading.fetch(connection, layout.vectors("new"), ids)
-
-    def requeue_different(self) -> int | None:
-        return self._compare(always=True)
-
     # --- parts ------------------------------------------------------------------------------------
 
-    def _load(self, connection: StoreConnection) -> tuple[PgLayout, PgState]:
-        """Return the layout and the state. Raises StoreChanged if they differ from `prepare`'s."""
+    def _load(self, connection: StoreConnection) -> PgLayout:
+        """Return the layout. Raises StoreChanged if it differs from that of `prepare`."""
         layout = load_layout(connection, self.location)
-        if layout.state is None:
+        if layout.moving is None:
             self._require_no_traces(connection)
-            raise StoreChanged(
-                "The table has no traces of this migration. Plan a new one.", field="collection"
-            )
-        state = require_same(layout, self.tag, self.dim)
-        require_capture(connection, layout, state)
-        return layout, state
+        require_same(layout, self.tag, self.dim)
+        require_capture(connection, layout)
+        return layout
+
+    @contextmanager
+    def _follow(self, action: str) -> Iterator[Follower]:
+        with self.connections.transaction(action, long=True) as connection:
+            yield Follower(connection, self._load(connection))
 
     def _require_no_traces(self, connection: StoreConnection) -> None:
         names = [name for _, name in traces_of(connection, self.location, self.tag)]
@@ -204,15 +206,6 @@ class PgMigration(Migration):
                 "Writes of clients may be lost, or fail. "
                 f"{step} the migration: it removes {', '.join(sorted(names))}."
             )
-
-    def _save(self, connection: StoreConnection, schema: str, state: PgState) -> None:
-        queue = sql.Identifier(schema, state.queue)
-        connection.run("COMMENT ON TABLE {} IS {}", queue, sql.Literal(state.text()))
-
-    def _require_same_tables(self, connection: StoreConnection, layout: PgLayout) -> None:
-        """Raises StoreChanged and StoreUnsupported for what a switch would undo or not move."""
-        require_same_definitions(connection, layout)
-        require_no_obstacles(connection, layout)
 
     def _remove(self, *, cut_over: bool) -> None:
         """Drop the table that clients do not see, and all traces, by their names."""
@@ -250,53 +243,29 @@ class PgMigration(Migration):
             self.connections.use("to validate foreign keys", long=True) as connection,
         ):
             layout = load_layout(connection, self.location)
-            if layout.state is not None and layout.state.phase != "prepared":
-                validate_keys(connection, layout.table)
-
-    def _compare(self, *, always: bool) -> int | None:
-        """Queue rows that differ between both tables, as `requeue_different` of copying.py.
-
-        Unless `always`, only after PostgreSQL has rewritten a table since the last comparison.
-        """
-        with self.connections.transaction("to compare rows", long=True) as connection:
-            layout, state = self._load(connection)
-            files = table_files(connection, layout)
-            if files == state.files and not always:
-                return 0
-            self._require_same_tables(connection, layout)
-            count = requeue_different(connection, layout, state)
-            if count == 0:
-                self._save(connection, layout.table.schema, replace(state, files=files))
-            return count
-
-    def _copy_indexes(self) -> None:
-        with self.connections.use("to build the indexes", long=True) as connection:
-            copy_indexes(connection, *self._load(connection))
+            if layout.moving is not None and layout.moving.phase != "prepared":
+                validate_keys(connection, layout.seen)
 
     def _switch(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
         self._validate()
-        with self.connections.transaction("to check the table", long=True) as connection:
-            layout, state = self._load(connection)
-            if state.is_cut_over == to_new:
+        with self._follow("to check the table") as follower:
+            if follower.layout.state.is_cut_over == to_new:
                 return Switch(0.0)
-            self._require_same_tables(connection, layout)
-            copy_missing(connection, layout, state)
+            _require_same_tables(follower.connection, follower.layout)
+            follower.copy_missing()
         self.build_index()
-        pause = self._flip(action, translate, to_new=to_new)
-        self._validate()
-        return pause
-
-    def _flip(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
         longest, until = 0.0, time.monotonic() + DRAIN_PATIENCE_S
         while time.monotonic() < until:
-            self._copy_indexes()
+            with self.connections.use("to build the indexes", long=True) as connection:
+                copy_indexes(connection, self._load(connection))
             most = self._drain(translate, until)
-            if self._compare(always=False) != 0:
+            if self.requeue_different(only_rewritten=True) != 0:
                 continue
             step = partial(self._exchange, translate, most, to_new)
             done, pause = run_locked(self.connections, self.location, action, step)
             longest = max(longest, pause)
             if done:
+                self._validate()
                 return Switch(longest)
         raise StoreUnavailable(
             f"For {DRAIN_PATIENCE_S:.0f} s, clients wrote faster than their writes can be "
@@ -327,36 +296,47 @@ class PgMigration(Migration):
         most  how many captured rows to translate meanwhile
         Returns False if something must be copied first.
         """
-        layout, state = self._load(connection)
-        if state.is_cut_over == to_new:
+        layout = self._load(connection)
+        if layout.state.is_cut_over == to_new:
             return True
         locks = locks_of_switch(connection, layout)
         lock_all(connection, locks)
-        layout, state = self._load(connection)  # nothing can change it from here on
+        layout = self._load(connection)  # nothing can change it from here on
         # A view or a foreign key may have come meanwhile.
         is_same = locks_of_switch(connection, layout) == locks
-        is_same = is_same and has_same_indexes(connection, layout, self.tag)
-        if not is_same or table_files(connection, layout) != state.files:
+        is_same = is_same and has_same_indexes(connection, layout)
+        if not is_same or table_files(connection, layout) != layout.state.files:
             return False
-        changes = read_changes(connection, state, layout.seen, most + 1)
+        follower = Follower(connection, layout)
+        changes = follower.read_changes(most + 1)
         if len(changes.token) > most:
             return False
-        self._require_same_tables(connection, layout)
+        _require_same_tables(connection, layout)
         stop_capture(connection, layout.seen)
-        attachments = detach(connection, layout.table)
+        attachments = detach(connection, layout.seen)
         if len(changes):  # it may take long: no other table must be locked after it
             vectors = translate(changes.ids, changes.vectors)
-            if not apply_changes(connection, layout, state, changes, vectors):
+            if not follower.apply(changes, vectors):
                 return False
-        front, other = layout.table, layout.other
-        after = replace(state, phase="rolled-back" if state.is_cut_over else "cut-over")
-        for table, name in ((front, after.hidden), (other.relation, front.name)):
+        after = replace(layout.state, phase="cut-over" if to_new else "rolled-back")
+        now = replace(layout.other, name=layout.seen.name)
+        hidden = replace(layout.seen, name=after.hidden)
+        for table, name in ((layout.seen, hidden.name), (layout.other, now.name)):
             connection.run("ALTER TABLE {} RENAME TO {}", table.identifier, name)
-        now = load_relation(connection, other.relation.oid)
-        hidden = load_relation(connection, front.oid)
         exchange_index_names(connection, self.tag, hidden)
-        name_not_null(connection, hidden, now)
-        attach(connection, now.identifier, attachments)
-        start_capture(connection, self.tag, replace(other, relation=now))
-        self._save(connection, front.schema, after)
+        for each in attachments:
+            connection.execute(each.encode())
+        start_capture(connection, now, self.tag)
+        _save(connection, layout, after)
         return True
+
+
+def _save(connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
+    text = json.dumps({"anchorage": 1, "state": state.__dict__}, separators=(",", ":"))
+    connection.run("COMMENT ON TABLE {} IS {}", layout.queue, sql.Literal(text))
+
+
+def _require_same_tables(connection: StoreConnection, layout: PgLayout) -> None:
+    """Raises StoreChanged and StoreUnsupported for what a switch would undo or not move."""
+    require_same_definitions(connection, layout)
+    require_no_obstacles(connection, layout)

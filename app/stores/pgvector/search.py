@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ from psycopg import sql
 
 from app.errors import DimensionMismatch, InvalidFilter, InvalidOption, StoreUnsupported
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, StoreConnection
-from app.stores.pgvector.layout import PgLayout, PgRelation, index_metric
-from app.stores.pgvector.reading import dim_of, payloads, selected_key
-from app.stores.pgvector.values import to_vectors
-from app.stores.port import Hits, Metric, Search
+from app.stores.pgvector.rows import dim_of, read_texts, selected_key, stack_vectors
+from app.stores.pgvector.tables import PgLayout, PgTable, index_metric
+from app.stores.port import Hits, Metric, Search, StoreId
 from app.types import is_unicode
 
 _COMPARISONS = {
@@ -29,7 +28,7 @@ _COMPARISONS = {
 }
 
 
-def where(filter: Any, rows: PgRelation) -> tuple[sql.Composable, list[Any]]:
+def where(filter: Any, rows: PgTable) -> tuple[sql.Composable, list[Any]]:
     """Return a condition on `rows`, whose alias is `v`, and its parameters.
 
     filter  {column: value}, {column: [any of these]}, {column: null} or {column: {"$gt": value}};
@@ -111,7 +110,7 @@ def search(
     connection: StoreConnection, layout: PgLayout, wanted: Search, options: Mapping[str, Any]
 ) -> list[Hits]:
     """Return the nearest rows of each query, in a transaction whose options it sets."""
-    place = layout.vectors(wanted.side)
+    place = layout.table(wanted.side)
     dim = dim_of(connection, place)
     if wanted.queries.shape[1:] != (dim,):
         raise DimensionMismatch(
@@ -120,18 +119,18 @@ def search(
             field="vectors",
         )
     metric = index_metric(connection, layout.seen) or "cosine"
-    condition, values = where(wanted.filter or {}, place.relation)
+    condition, values = where(wanted.filter or {}, place)
     statement = sql.SQL(
         "SELECT {key}, {column} {operator} %s::{type} AS distance, {vector} FROM {table} v "
         "WHERE {column} IS NOT NULL AND {condition} "
         "ORDER BY {column} {operator} %s::{type} LIMIT %s"
     ).format(
         key=selected_key(place),
-        column=sql.Identifier("v", place.column),
+        column=sql.Identifier("v", place.vectors.name),
         operator=_DISTANCES[metric],
-        type=sql.Identifier(connection.extension, place.type_name),
-        vector=sql.Identifier("v", place.column) if wanted.vectors else sql.SQL("NULL"),
-        table=place.relation.identifier,
+        type=sql.Identifier(connection.extension, place.vectors.type_name),
+        vector=sql.Identifier("v", place.vectors.name) if wanted.vectors else sql.SQL("NULL"),
+        table=place.identifier,
         condition=condition,
     )
     settings = (
@@ -143,10 +142,9 @@ def search(
         connection.execute("SELECT set_config(%s, %s, true)", [name, value])
     answers = []
     for query in wanted.queries.astype(np.float32):
-        text = "[" + ",".join(map(repr, query.tolist())) + "]"
         cursor = connection.cursor(binary=True)
         try:
-            rows = cursor.execute(statement, [text, *values, text, wanted.k]).fetchall()
+            rows = cursor.execute(statement, [query, *values, query, wanted.k]).fetchall()
         except psycopg.errors.QueryCanceled:
             if not wanted.exact:
                 raise
@@ -160,12 +158,21 @@ def search(
     for rows in answers:
         ids = [row[0] for row in rows]
         scores = [float(1 - row[1] if metric == "cosine" else -row[1]) for row in rows]
-        found = (
-            to_vectors([row[2] for row in rows], dim, place.type_name) if wanted.vectors else None
-        )
-        content = payloads(connection, layout, ids) if wanted.payload else None
+        found = stack_vectors([row[2] for row in rows], dim) if wanted.vectors else None
+        content = _payloads(connection, layout.seen, ids) if wanted.payload else None
         hits.append(Hits(ids, scores, found, content))
     return hits
+
+
+def _payloads(
+    connection: StoreConnection, table: PgTable, ids: Sequence[StoreId]
+) -> list[dict[str, Any]]:
+    """Return the columns of each row that are neither the key nor the vector."""
+    value = sql.SQL("(SELECT to_jsonb(p) FROM (SELECT {}) p)::text").format(
+        sql.SQL(", ").join(sql.Identifier("r", name) for name in table.payload)
+    )
+    found = read_texts(connection, table, value, ids)
+    return [json.loads(found.get(str(each)) or "{}") for each in ids]
 
 
 def _index_settings(

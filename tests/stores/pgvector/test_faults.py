@@ -131,11 +131,15 @@ def test_a_frozen_server_is_unavailable_within_seconds(
         (
             "postgresql://HOME@/none?host=HOST",
             StoreRefused,
-            'login.*database "none" does not exist',
+            'database "none" does not exist',
         ),
         ("postgresql://u:hidden@/x?host=HOST", StoreRefused, 'role "u" does not exist.*Ask the op'),
-        ("postgresql://u:hidden@127.0.0.1:9/x", StoreUnavailable, "at port 9: Connection refused"),
-        ("postgresql://u:hidden@nowhere.invalid/x", StoreUnavailable, "reached: unknown host"),
+        (
+            "postgresql://u:hidden@127.0.0.1:9/x",
+            StoreUnavailable,
+            "port 9 failed: Connection refused",
+        ),
+        ("postgresql://u:hidden@nowhere.invalid/x", StoreUnavailable, "failed to resolve host"),
         ("postgresql://u:hidden@/x?host=/nowhere-at-all", StoreUnavailable, "No such file"),
         ("postgresql://u:hidden@/x?bad_option=1", StoreUnsupported, "not one of PostgreSQL"),
         ("/srv/nowhere", StoreUnsupported, "not one of PostgreSQL"),
@@ -150,7 +154,7 @@ def test_addresses_that_lead_nowhere_are_not_shown(
     location = StoreLocation("pgvector", url, "docs")
     with pytest.raises(error, match=words) as caught:
         PgvectorStore(location).facts()
-    for word in ("hidden", "nowhere", "127.0.0.1", home, "continues"):
+    for word in ("hidden", "nowhere", "127.0.0.1", home):
         assert word not in str(caught.value) + repr(caught.value) + repr(location)
     assert caught.value.__cause__ is None
 

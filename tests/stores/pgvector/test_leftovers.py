@@ -90,22 +90,6 @@ def test_comments_of_others_are_no_states(table: Table) -> None:
     migration.abandon()
 
 
-def test_rows_with_a_translated_old_vector_are_marked(table: Table) -> None:
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration)
-    migration.cutover(translate)
-    table.execute("UPDATE {t} SET body = 'same vector' WHERE id = 2")
-    table.execute("UPDATE {t} SET embedding = %s WHERE id IN (3, 4)", [text(np.ones(NEW_DIM))])
-    migration.rollback(translate_back)
-    marked = f"TABLE {{s}}.anchorage_{TAG}_translated ORDER BY key"
-    assert table.execute(marked) == [(3,), (4,)]
-    table.execute("UPDATE {t} SET embedding = '[1,2,3,4]' WHERE id = 4")
-    changes = migration.changes(10)
-    migration.apply(changes, translate(changes.ids, changes.vectors))
-    assert table.execute(marked) == [(3,)]
-
-
 @pytest.mark.parametrize("cut_over", [False, True])
 def test_the_script_of_the_page_removes_everything(table: Table, cut_over: bool) -> None:
     page = (Path(__file__).parents[3] / "docs/how-to/pgvector.md").read_text()

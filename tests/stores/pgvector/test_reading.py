@@ -107,11 +107,13 @@ def test_keys_that_are_not_numbers(new_table: Callable[..., Table], kind: str) -
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
-        ("id int, embedding vector(4)", "no primary key"),
-        ("a int, b int, embedding vector(4), PRIMARY KEY (a, b)", "several columns"),
+        ("id int, embedding vector(4)", "no primary key of one column"),
+        ("a int, b int, embedding vector(4), PRIMARY KEY (a, b)", "no primary key of one column"),
         ("id float8 PRIMARY KEY, embedding vector(4)", "double precision"),
-        ("id int PRIMARY KEY, embedding bit(4)", "bit"),
-        ("id int PRIMARY KEY, embedding sparsevec(4)", "sparsevec"),
+        (
+            "id int PRIMARY KEY, embedding bit(4)",
+            "needs one column of the type `vector` or `halfvec`",
+        ),
         ("id int PRIMARY KEY, a vector(4), b vector(4)", "vector_field"),
         ("id int PRIMARY KEY, body text", "none"),
     ],

@@ -1,0 +1,350 @@
+"""Where the vectors of a collection are now: before, during and after a migration.
+
+PostgreSQL's catalogue says what a table is: columns, key, vectors and index. The state of a
+migration is JSON in the comment of its queue table, so that any process can read it and each step
+changes it in its own transaction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import LiteralString, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from app.errors import StoreChanged, StoreRefused, StoreUnsupported
+from app.stores.common import did_you_mean
+from app.stores.pgvector.connections import StoreConnection
+from app.stores.port import Metric, Side, StoreLocation
+
+#: the type of a parameter, of an array of them, and of the keys in tables of ours, by the type of
+#: a client's key
+_KEY_TYPES = {
+    **dict.fromkeys(("int2", "int4", "int8"), "bigint"),
+    **dict.fromkeys(("text", "varchar"), "text"),
+    "uuid": "uuid",
+}
+
+_METRIC_OF_OPERATORS: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
+
+_TABLE = """
+SELECT n.nspname, c.relname, pg_get_userbyid(c.relowner), c.relkind::text
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
+
+_COLUMNS = """
+SELECT a.attname, t.typname, t.typcategory::text, format_type(a.atttypid, a.atttypmod),
+  a.atttypmod, a.attnotnull, a.attgenerated <> '',
+  coalesce((SELECT max(1 + i.indisprimary::int) FROM pg_index i
+    WHERE i.indrelid = a.attrelid AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum AND i.indisunique
+    AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL), 0)
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+
+_INDEX_OPERATORS = """
+SELECT split_part(o.opcname, '_', 2) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+JOIN pg_am m ON m.oid = c.relam JOIN pg_opclass o ON o.oid = i.indclass[0]
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+WHERE i.indrelid = %s AND a.attname = %s AND m.amname IN ('hnsw', 'ivfflat') AND i.indisvalid
+ORDER BY i.indexrelid LIMIT 1"""
+
+#: tables that a client can name without their schema
+_VISIBLE = (
+    "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid) "
+    "AND relnamespace <> 'pg_catalog'::regnamespace LIMIT 1000"
+)
+
+_STATES = """
+SELECT pg_get_userbyid(c.relowner), obj_description(c.oid, 'pg_class') FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND c.relname ~ '^anchorage_[0-9a-f]{8}_queue$' AND n.nspname = %s"""
+
+_TRACES = """
+WITH t(schema, name, id) AS (SELECT relnamespace, relname, oid FROM pg_class WHERE relkind = 'r'
+  UNION ALL SELECT pronamespace, proname, oid FROM pg_proc)
+SELECT n.nspname, t.name FROM t JOIN pg_namespace n ON n.oid = t.schema
+WHERE starts_with(t.name, %s)
+  AND t.schema = coalesce((SELECT relnamespace FROM pg_class WHERE oid = %s), t.schema)"""
+
+
+class PgColumn(NamedTuple):
+    """A column.
+
+    category  of its type: S for texts
+    unique    2 for the primary key, 1 for another column with a unique index, else 0
+    """
+
+    name: str
+    type_name: str
+    category: str
+    type_text: str
+    modifier: int
+    not_null: bool
+    generated: bool
+    unique: int
+
+
+@dataclass(frozen=True)
+class PgTable:
+    """A table with a key and a column of vectors."""
+
+    oid: int
+    schema: str
+    name: str
+    owner: str
+    columns: Sequence[PgColumn]
+    key: PgColumn
+    vectors: PgColumn
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    @property
+    def key_type(self) -> str:
+        return _KEY_TYPES[self.key.type_name]
+
+    @property
+    def dim(self) -> int | None:
+        """The dimensions that the column declares."""
+        return self.vectors.modifier if self.vectors.modifier > 0 else None
+
+    @property
+    def payload(self) -> list[str]:
+        """Names of the columns without the key and the vector."""
+        hidden = {self.key.name, self.vectors.name}
+        return [each.name for each in self.columns if each.name not in hidden]
+
+
+@dataclass(frozen=True)
+class PgState:
+    """What the store remembers of a migration.
+
+    phase  prepared, cut-over or rolled-back
+    table  name of the collection in its schema
+    files  numbers of both tables' files, when their rows were last known to be the same
+    """
+
+    tag: str
+    phase: str
+    table: str
+    files: Sequence[Sequence[int]] = ()
+
+    @property
+    def hidden(self) -> str:
+        """The name of the table that clients do not see."""
+        return name_of(self.tag, "old" if self.is_cut_over else "new")
+
+    @property
+    def is_cut_over(self) -> bool:
+        return self.phase == "cut-over"
+
+
+@dataclass(frozen=True)
+class PgLayout:
+    """A collection. seen: the table of its name; hidden, moving: those of a migration."""
+
+    seen: PgTable
+    hidden: PgTable | None = None
+    moving: PgState | None = None
+
+    @property
+    def other(self) -> PgTable:
+        """The table that clients do not see."""
+        if self.hidden is None:
+            raise StoreChanged("The store has no new vectors: no migration is in progress.")
+        return self.hidden
+
+    @property
+    def state(self) -> PgState:
+        if self.moving is None:
+            raise StoreChanged(
+                "The table has no traces of this migration. Plan a new one.", field="collection"
+            )
+        return self.moving
+
+    @property
+    def queue(self) -> sql.Identifier:
+        return sql.Identifier(self.seen.schema, name_of(self.state.tag, "queue"))
+
+    def table(self, side: Side) -> PgTable:
+        is_cut_over = self.moving is not None and self.moving.is_cut_over
+        return self.seen if is_cut_over == (side == "new") else self.other
+
+
+def name_of(tag: str, part: str) -> str:
+    return f"anchorage_{tag}_{part}"
+
+
+def find_table(connection: StoreConnection, collection: str) -> int | None:
+    """Return the oid of a table that is named as in SQL, or exactly."""
+    try:
+        row = connection.execute(
+            "SELECT coalesce(to_regclass(%s), to_regclass(quote_ident(%s)))::oid::bigint",
+            [collection, collection],
+        ).fetchone()
+    except (
+        psycopg.errors.SyntaxError,
+        psycopg.errors.InvalidName,
+        psycopg.errors.FeatureNotSupported,
+    ):
+        raise StoreUnsupported(
+            f"{collection!r} is not the name of a table in this database. Write it as in SQL: "
+            '`documents`, `public.documents` or `"My Schema"."My Table"`.',
+            field="collection",
+        ) from None
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def load_table(connection: StoreConnection, oid: int, location: StoreLocation) -> PgTable:
+    row = connection.execute(_TABLE, [oid]).fetchone()
+    if row is None:
+        raise StoreChanged("The table no longer exists.", field="collection")
+    schema, name, owner, kind = row
+    if kind not in ("r", "p"):
+        raise StoreUnsupported(
+            f"{name!r} is not a table. Name the table that holds the vectors.",
+            field="collection",
+        )
+    columns = [PgColumn(*each) for each in connection.execute(_COLUMNS, [oid])]
+    for each in (schema, name, *(column.name for column in columns)):
+        if "%" in each:
+            raise StoreUnsupported(
+                f"The name {each!r} contains a percent sign. Rename it.", field="collection"
+            )
+    key = _choose_key(name, columns, location.id_field)
+    vectors = _choose_vectors(name, columns, location.vector_field)
+    return PgTable(oid, schema, name, owner, columns, key, vectors)
+
+
+def _choose_key(table: str, columns: Sequence[PgColumn], wanted: str | None) -> PgColumn:
+    found = [
+        each
+        for each in columns
+        if each.unique and each.not_null and (wanted is None or each.name == wanted)
+    ]
+    if not found:
+        problem = "has no primary key of one column"
+        if wanted is not None:
+            problem = f"has no unique, not-null column `{wanted}`"
+        raise StoreUnsupported(
+            f"The table {table!r} {problem}. Add a unique, not-null column of type bigint, text or "
+            "uuid, and name it in `id_field`.",
+            field="id_field",
+        )
+    key = max(found, key=lambda each: each.unique)
+    if key.type_name not in _KEY_TYPES:
+        raise StoreUnsupported(
+            f"The key `{key.name}` has the type {key.type_text}. Keys have the type integer, "
+            "bigint, text, varchar or uuid; name another column in `id_field`.",
+            field="id_field",
+        )
+    return key
+
+
+def _choose_vectors(table: str, columns: Sequence[PgColumn], wanted: str | None) -> PgColumn:
+    every = [each for each in columns if each.type_name in ("vector", "halfvec")]
+    found = [each for each in every if wanted in (None, each.name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(f"`{each.name}`" for each in every) or "none"
+    problem = "needs one column of the type `vector` or `halfvec`"
+    if wanted is not None:
+        problem = f"has no column `{wanted}` of the type `vector` or `halfvec`"
+    raise StoreUnsupported(
+        f"The table {table!r} {problem}. Its columns of vectors: {names}. Name one in "
+        "`vector_field`.",
+        field="vector_field",
+    )
+
+
+def index_metric(connection: StoreConnection, table: PgTable) -> Metric | None:
+    """Return the metric of the approximate index; None without an index."""
+    row = connection.execute(_INDEX_OPERATORS, [table.oid, table.vectors.name]).fetchone()
+    return None if row is None else _METRIC_OF_OPERATORS.get(row[0], "cosine")
+
+
+def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayout:
+    """Return where everything is now."""
+    oid = find_table(connection, location.collection)
+    if oid is None:
+        tables = (str(name) for (name,) in connection.execute(_VISIBLE).fetchall())
+        raise StoreChanged(
+            f"There is no table {location.collection!r}, or the role of the address must not see "
+            f"its schema. Check `collection`.{did_you_mean(location.collection, tables)}",
+            field="collection",
+        )
+    seen = load_table(connection, oid, location)
+    # Anybody may create a table with such a name and comment, but not for the owner.
+    states = [
+        state
+        for owner, state in states_of(connection, seen.schema)
+        if (owner, state.table) == (seen.owner, seen.name)
+    ]
+    if not states:
+        return PgLayout(seen)
+    if len(states) > 1:
+        raise StoreRefused(
+            f"The table {seen.name!r} has traces of several migrations: "
+            f"{', '.join(each.tag for each in states)}. Abandon all except one."
+        )
+    [state] = states
+    hidden = find_table(connection, sql.Identifier(seen.schema, state.hidden).as_string(connection))
+    if hidden is None:
+        raise StoreChanged(
+            f"The table {state.hidden!r}, which the migration created or renamed, is missing. "
+            "Restore it; or `abandon` the migration if it is not cut over, and `finish` it if it "
+            "is."
+        )
+    return PgLayout(seen, load_table(connection, hidden, location), state)
+
+
+def states_of(connection: StoreConnection, schema: str) -> list[tuple[str, PgState]]:
+    """Return the states in the comments of queue tables, each with the owner of its table."""
+    states = []
+    for owner, text in connection.execute(_STATES, [schema]).fetchall():
+        with suppress(ValueError, TypeError, KeyError):  # somebody else's comment
+            states.append((owner, PgState(**json.loads(text or "")["state"])))
+    return states
+
+
+def traces_of(
+    connection: StoreConnection, location: StoreLocation, tag: str
+) -> list[tuple[str, str]]:
+    """Return schema and name of each table and function of a migration.
+
+    Names alone tell them: the collection may be gone or have another schema, and the state
+    unreadable.
+    """
+    oid = find_table(connection, location.collection)
+    return connection.execute(_TRACES, [name_of(tag, ""), oid]).fetchall()
+
+
+_OTHERS: LiteralString = """
+SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC'
+  ELSE quote_ident(pg_get_userbyid(a.grantee)) END
+FROM (SELECT relacl, relowner FROM pg_class WHERE oid = to_regclass(%(name)s) UNION ALL
+  SELECT coalesce(proacl, acldefault('f', proowner)), proowner FROM pg_proc
+  WHERE oid = to_regproc(%(name)s)) o(acl, owner), aclexplode(o.acl) a WHERE a.grantee <> o.owner"""
+
+
+def make_private(
+    connection: StoreConnection, kind: LiteralString, target: sql.Identifier, owner: str
+) -> None:
+    """Give a new table or function to its owner, without the rights that others have by default."""
+    connection.run("ALTER {} {} OWNER TO {}", sql.SQL(kind), target, owner)
+    for [role] in connection.execute(_OTHERS, {"name": target.as_string(connection)}).fetchall():
+        connection.run("REVOKE ALL ON {} {} FROM {}", sql.SQL(kind), target, sql.SQL(role))
+
+
+def table_files(connection: StoreConnection, layout: PgLayout) -> list[list[int]]:
+    """Return numbers of both tables that change when PostgreSQL rewrites one, or adds a column."""
+    rows = connection.execute(
+        "SELECT oid::bigint, pg_relation_filenode(oid)::bigint, relnatts FROM pg_class "
+        "WHERE oid = ANY(%s) ORDER BY 1",
+        [[layout.seen.oid, layout.other.oid]],
+    ).fetchall()
+    return [list(row) for row in rows]
