@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import threading
@@ -113,18 +112,22 @@ class Dumps(threading.Thread):
     def _go_on(self, url: str) -> None:
         with psycopg.connect(url) as connection:
             row = connection.execute(
-                "SELECT substr(relname, 11, 8), obj_description(oid, 'pg_class') FROM pg_class "
-                "WHERE relname ~ '^anchorage_[0-9a-f]{8}_queue$'"
+                "SELECT substr(q.relname, 11, 8), n.relname = 'docs', a.atttypmod FROM pg_class q "
+                "JOIN pg_class h ON h.relname IN (replace(q.relname, 'queue', 'new'), "
+                "replace(q.relname, 'queue', 'old')) JOIN pg_class n ON n.oid = CASE "
+                "WHEN h.relname ~ 'new$' THEN h.oid ELSE 'live.docs'::regclass END "
+                "JOIN pg_attribute a ON a.attrelid = n.oid AND a.attname = 'embedding' "
+                "WHERE q.relname ~ '^anchorage_[0-9a-f]{8}_queue$'"
             ).fetchone()
         if row is None:
             return
-        state = json.loads(row[1])["state"]
-        steps = ("rollback", "finish") if state["phase"] == "cut-over" else ("abandon",)
+        tag, is_cut_over, dim = row
+        steps = ("rollback", "finish") if is_cut_over else ("abandon",)
         step = self._random.choice(steps)
         store = PgvectorStore(StoreLocation("pgvector", url, "live.docs", vector_field="embedding"))
         refusal = ""
         try:
-            migration = store.migration(row[0], state["dim"])
+            migration = store.migration(tag, dim)
             if step == "rollback":
                 migration.rollback(lambda ids, vectors: self._service.translate(vectors))
             else:

@@ -235,37 +235,6 @@ def test_what_clients_add_and_rewrite_during_a_migration_is_kept(table: Table) -
         table.execute(f"DROP ROLE {role}")
 
 
-def test_unique_values_that_move_between_rows(table: Table) -> None:
-    table.execute("ALTER TABLE {t} ADD UNIQUE (body)")
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration)
-
-    def move(end: str) -> None:
-        with table.connect() as client:
-            for place in range(20):
-                for body, each in (
-                    (f"{end} {place}", place + 1),
-                    ("free", place),
-                    (f"{end} {place} of", place + 1),
-                    (f"{end} {place}", place),
-                ):
-                    table.on(client, "UPDATE {t} SET body = %s WHERE id = %s", [body, each])
-
-    move("one")
-    while len(changes := migration.changes(3)):
-        migration.apply(changes, translate(changes.ids, changes.vectors))
-    move("two")
-    rows = table.execute("SELECT id, body FROM {t} ORDER BY id")
-    migration.cutover(translate)
-    assert table.execute("SELECT id, body FROM {t} ORDER BY id") == rows
-    move("three")
-    rows = table.execute("SELECT id, body FROM {t} ORDER BY id")
-    migration.rollback(translate_back)
-    assert table.execute("SELECT id, body FROM {t} ORDER BY id") == rows
-    assert migration.count() == 30
-
-
 def test_vectors_of_rows_whose_unique_values_move_survive(table: Table) -> None:
     store = table.store()
     migration = store.migration(TAG, NEW_DIM)
@@ -339,34 +308,6 @@ def test_rows_without_a_vector_are_copied(new_table: Callable[..., Table]) -> No
     table.execute("UPDATE {t} SET embedding = %s WHERE id = 6", [NEW])
     migration.rollback(translate_back)
     assert table.execute(query) == [(each, each in (0, 1, 4, 5)) for each in range(7)]
-
-
-@pytest.mark.parametrize("not_null", [True, False])
-def test_rows_that_were_not_translated_stay_visible(table: Table, not_null: bool) -> None:
-    if not not_null:
-        table.execute("ALTER TABLE {t} ALTER COLUMN embedding DROP NOT NULL")
-    table.execute("UPDATE {t} SET embedding = '[0,0,0,0]' WHERE id = 5")
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    migration.prepare()
-    page = store.scroll(None, 100)
-    kept = [place for place, each in enumerate(page.ids) if each != 5]
-    vectors = translate(None, page.vectors[kept])
-    migration.write([page.ids[place] for place in kept], vectors)
-    migration.build_index()
-    read = "SELECT embedding::text FROM {t} WHERE id = 5"
-    empty = text([0] * NEW_DIM).replace(".0", "") if not_null else None
-    for number in range(2):
-        migration.cutover(translate)
-        assert table.execute(read) == [(empty,)]
-        table.execute("UPDATE {t} SET body = %s WHERE id = 5", [f"body {number}"])
-        migration.rollback(translate_back)
-        assert table.execute(read) == [("[0,0,0,0]",)]
-    migration.cutover(translate)
-    migration.finish()
-    assert table.execute("SELECT count(*) FROM {t}") == [(30,)]
-    table.execute("UPDATE {t} SET embedding = %s WHERE id = 5", [NEW])
-    assert table.execute(read) == [(NEW.replace(".0", ""),)]
 
 
 def test_generated_numbers_continue(new_table: Callable[..., Table]) -> None:
