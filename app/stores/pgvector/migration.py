@@ -61,12 +61,9 @@ from app.stores.port import (
     TranslateRows,
 )
 
-#: captured writes of one transaction, which locks their rows, and how long such transactions may
-#: follow each other until few are left
+#: captured writes of one transaction, which locks their rows; a switch translates at most as many
+#: while clients wait. For how long such transactions may follow each other until few are left
 CAPTURED_ROWS, DRAIN_PATIENCE_S = 100, 300.0
-
-#: most rows to translate while clients wait: as many as take this long, between these limits
-REMAINDER_S, REMAINDER_ROWS = 0.1, (32, 400)
 
 
 class PgMigration(Migration):
@@ -258,10 +255,10 @@ class PgMigration(Migration):
         while time.monotonic() < until:
             with self.connections.use("to build the indexes", long=True) as connection:
                 copy_indexes(connection, self._load(connection))
-            most = self._drain(translate, until)
+            self._drain(translate, until)
             if self.requeue_different(only_rewritten=True) != 0:
                 continue
-            step = partial(self._exchange, translate, most, to_new)
+            step = partial(self._exchange, translate, to_new)
             done, pause = run_locked(self.connections, self.location, action, step)
             longest = max(longest, pause)
             if done:
@@ -272,28 +269,19 @@ class PgMigration(Migration):
             "translated, or altered the table. Try again when they write less."
         )
 
-    def _drain(self, translate: TranslateRows, until: float) -> int:
-        """Apply captured writes until few are left. Returns how many rows take REMAINDER_S."""
-        least, most = REMAINDER_ROWS
-        remainder = least
+    def _drain(self, translate: TranslateRows, until: float) -> None:
+        """Apply captured writes until few are left."""
         while time.monotonic() < until:
-            began = time.monotonic()
             changes = self.changes(CAPTURED_ROWS)
-            if not changes.token:
-                break
             self.apply(changes, translate(changes.ids, changes.vectors))
-            rate = len(changes.token) / (time.monotonic() - began)
-            remainder = int(min(max(least, rate * REMAINDER_S), most))
-            if len(changes.token) <= min(remainder // 2, CAPTURED_ROWS - 1):
-                break
-        return remainder
+            if len(changes.token) <= CAPTURED_ROWS // 2:
+                return
 
     def _exchange(
-        self, translate: TranslateRows, most: int, to_new: bool, connection: StoreConnection
+        self, translate: TranslateRows, to_new: bool, connection: StoreConnection
     ) -> bool:
         """Give the name, and all that belongs to it, to the table that clients do not see.
 
-        most  how many captured rows to translate meanwhile
         Returns False if something must be copied first.
         """
         layout = self._load(connection)
@@ -308,8 +296,8 @@ class PgMigration(Migration):
         if not is_same or table_files(connection, layout) != layout.state.files:
             return False
         follower = Follower(connection, layout)
-        changes = follower.read_changes(most + 1)
-        if len(changes.token) > most:
+        changes = follower.read_changes(CAPTURED_ROWS + 1)
+        if len(changes.token) > CAPTURED_ROWS:
             return False
         _require_same_tables(connection, layout)
         stop_capture(connection, layout.seen)
