@@ -27,12 +27,12 @@ demo: $(INSTALLED) ## search an index of a retired model with a new one, and jud
 
 # The tests start dozens of processes. Each would compile every module again if the environment
 # forbade compiled modules, and threads of OpenMP would wait for one another in busy loops.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # beartype checks every annotated shape of the maths, whose tests then take half as long again.
 SHAPES := --jaxtyping-packages=app.maths,app.heads,beartype.beartype
 
 # Four processes for two cores: tests of the maths compute while others wait for their servers. More
-# would cost more: each imports all tests first.
+# would cost more: each imports all tests first. tests/conftest.py says which tests stay together.
 test: $(INSTALLED) ## run all tests that CI runs (about eleven minutes on two cores)
 	$(PYTEST) -n 4 -m "not long"
 

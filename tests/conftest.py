@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -16,7 +17,6 @@ import redis
 import torch
 from hypothesis import settings as hypothesis_settings
 from starlette.testclient import TestClient
-from torch.profiler import ProfilerActivity, profile
 
 from app.db.session import Database, sqlite_url
 from scripts.servers import Missing, Postgres
@@ -51,6 +51,49 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+#: tests that wait for processes or share a service: they begin first, and those of one group run
+#: in one process, which starts the service once
+GROUPS = {
+    "tests/workers": None,
+    "clients/python/tests": "client",
+    "tests/encoders": "encoding",
+    "tests/openai": "encoding",
+    "tests/anchors/test_embed_jobs.py": "encoding",
+    "tests/bootstrap/test_pool": "encoding",
+    "tests/search/test_rescore_inputs.py": "encoding",
+    "tests/cli": None,
+    "tests/docs": None,
+    "tests/e2e": "server",
+    "tests/test_": None,
+    "tests/console": None,
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of GROUPS first."""
+    order = {prefix: place for place, prefix in enumerate(GROUPS)}
+
+    def place(item: pytest.Item) -> int:
+        found = (order[prefix] for prefix in GROUPS if item.nodeid.startswith(prefix))
+        return next(found, len(order))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests of a file or of a group to one process, in their order."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByService(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            groups = (name for prefix, name in GROUPS.items() if nodeid.startswith(prefix))
+            return next(groups, None) or nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False
+    return ByService(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -189,25 +232,3 @@ def stocked(client: TestClient, embeddings: dict[str, np.ndarray]) -> TestClient
     answer = client.post("/anchor-sets", json=body)
     assert answer.status_code == 201, answer.text
     return client
-
-
-@pytest.fixture
-def peak() -> Callable[[Callable[[], object]], int]:
-    """Measures how many bytes of tensors a call allocates at its peak."""
-
-    def measure(call: Callable[[], object]) -> int:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            kept = call()
-        events = [
-            event
-            for event in profiler.profiler.kineto_results.events()
-            if event.name() == "[memory]"
-        ]
-        held, most = 0, 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            held += event.nbytes()
-            most = max(most, held)
-        del kept
-        return most
-
-    return measure

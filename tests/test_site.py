@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import subprocess
 import sys
@@ -41,18 +39,15 @@ class Assets(HTMLParser):
             self.found.append(address)
 
 
+#: every run of the checks builds the site (`make docs`), which finds broken links
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, which the first of several test processes builds."""
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
-    with (shared / "site.lock").open("a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not lock.tell():
-            command = [sys.executable, "-m", "scripts.site"]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
-            lock.write("built")
+def site() -> Path:
+    command = [sys.executable, "-m", "scripts.site"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     return SITE
 
 

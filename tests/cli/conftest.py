@@ -6,16 +6,14 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.commands import cli
-from app.main import create_app
-from app.settings import Settings
-from tests.fixtures.http import listening
+from tests.serving import serving
 
 
 def said(text: str) -> str:
@@ -57,13 +55,6 @@ class Terminal:
         return said(result.stderr)
 
 
-@contextmanager
-def running(settings: Settings) -> Iterator[str]:
-    """Serve in this process, and yield the address."""
-    with listening(create_app(settings)) as (host, port):
-        yield f"http://{host}:{port}"
-
-
 @pytest.fixture
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Terminal]]:
     """Start a service with these settings; returns a terminal whose commands talk to it."""
@@ -71,7 +62,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Te
 
         def start(**settings: Any) -> Terminal:
             data = {"data_dir": tmp_path_factory.mktemp("data"), **settings}
-            return Terminal(url=stack.enter_context(running(Settings(**data))), **data)
+            return Terminal(url=stack.enter_context(serving(**data)), **data)
 
         yield start
 

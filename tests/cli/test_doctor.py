@@ -19,10 +19,9 @@ from app.db.blobs import BlobStore
 from app.db.session import Database
 from app.db.tables import now
 from app.demo.server import free_port
-from app.settings import Settings
-from tests.cli.conftest import Terminal, running
+from tests.cli.conftest import Terminal
 from tests.fixtures.db import RedisServer
-from tests.fixtures.http import listening
+from tests.serving import listening, serving
 
 Found = tuple[int, dict[str, tuple[str, str]]]
 
@@ -57,7 +56,7 @@ def encoder() -> tables.EncoderRow:
 
 
 def test_a_running_service_is_healthy_and_people_get_a_line_for_each_check(tmp_path: Path) -> None:
-    with running(Settings(data_dir=tmp_path)) as url:
+    with serving(data_dir=tmp_path) as url:
         code, found = examine(tmp_path, "--url", url)
         printed = Terminal(data_dir=tmp_path).run("doctor", "--url", url).stdout
     assert code == 0, found

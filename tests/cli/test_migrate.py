@@ -16,8 +16,7 @@ from pgvector.psycopg import register_vector
 
 from anchorage_client import Client
 from anchorage_client._sync.jobs import Job
-from app.settings import Settings
-from tests.cli.conftest import Terminal, running, said
+from tests.cli.conftest import Terminal, said
 from tests.moves.moving import (
     LINEAR,
     NEW_DIM,
@@ -27,6 +26,7 @@ from tests.moves.moving import (
     some,
 )
 from tests.pgvector_server import pgvector_server_of_process
+from tests.serving import serving
 
 ROWS = 600
 SERVER = pgvector_server_of_process
@@ -50,7 +50,7 @@ def table() -> str:
 def terminal(tmp_path: Path, table: str) -> Iterator[Terminal]:
     """A terminal beside a service with the table as the store `docs`, and a pair."""
     stores = {"main": SERVER().url}
-    with running(Settings(data_dir=tmp_path, stores=stores)) as url:
+    with serving(data_dir=tmp_path, stores=stores) as url:
         with Client(url) as client:
             client.encoders.create("old", dim=OLD_DIM)
             client.encoders.create("new", dim=NEW_DIM)

@@ -15,9 +15,9 @@ import typer
 from anchorage_client import Client
 from app.cli.quickstart import kind_of, without_password
 from app.demo.server import free_port
-from app.settings import Settings
-from tests.cli.conftest import Terminal, running
+from tests.cli.conftest import Terminal
 from tests.encoders.models.remote.endpoints import FakeEndpoint, expected_vectors
+from tests.serving import serving
 
 TEXTS = [f"item {number}" for number in range(60)]
 NEW = ("--target", "new", "--no-old-encoder-runs")
@@ -40,7 +40,7 @@ def test_the_address_of_a_store_leaves_a_search_that_works(tmp_path: Path) -> No
     before = lancedb.connect(lake).open_table("questions").version
     with FakeEndpoint() as endpoint:
         own: dict[str, Any] = {"data_dir": data, "remote_urls": endpoint.url}
-        with running(Settings(**own)) as url, Client(url) as client:
+        with serving(**own) as url, Client(url) as client:
             new = {"kind": "openai", "model": "m", "options": {"url": endpoint.url}}
             client.encoders.create("new", **new)
         terminal = Terminal(url=f"http://127.0.0.1:{free_port()}", **own)
@@ -51,7 +51,7 @@ def test_the_address_of_a_store_leaves_a_search_that_works(tmp_path: Path) -> No
         [setting] = re.findall(r"export ANCHORAGE_STORES='(.*)'", done.stdout)
         assert list(json.loads(setting).values()) == [str(lake)]
         [program] = re.findall(r"```python\n(.*?)```", done.stdout, re.DOTALL)
-        with running(Settings(**own, stores=json.loads(setting))) as url:
+        with serving(**own, stores=json.loads(setting)) as url:
             program = program.replace(terminal.environment["ANCHORAGE_URL"], url)
             printed: list[Any] = []
             names: dict[str, Any] = {"print": printed.append}
@@ -69,7 +69,7 @@ def test_the_address_of_a_store_leaves_a_search_that_works(tmp_path: Path) -> No
 def test_a_failure_takes_back_what_is_new(tmp_path: Path) -> None:
     write_store(tmp_path / "lake")
     stores = {"lake": str(tmp_path / "lake")}
-    with running(Settings(data_dir=tmp_path, stores=stores)) as url, Client(url) as client:
+    with serving(data_dir=tmp_path, stores=stores) as url, Client(url) as client:
         terminal = Terminal(data_dir=tmp_path, url=url, stores=stores)
         wrong = ("--kind", "lancedb", "--table", "questions", "--text-field", "body")
         terminal.refusal("quickstart", tmp_path / "lake", *wrong, *NEW)

@@ -15,8 +15,8 @@ from typer.testing import Result
 
 from anchorage_client import Client
 from app.bulk import parquet_file
-from app.settings import Settings
-from tests.cli.conftest import Terminal, running, said
+from tests.cli.conftest import Terminal, said
+from tests.serving import serving
 
 Translate = Callable[..., Result]
 
@@ -37,7 +37,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A running service with a pair."""
     anchors = np.random.default_rng(0).normal(size=(40, DIM))
     with (
-        running(Settings(data_dir=tmp_path_factory.mktemp("data"))) as url,
+        serving(data_dir=tmp_path_factory.mktemp("data")) as url,
         Client(url) as client,
     ):
         for name in ("old", "new"):

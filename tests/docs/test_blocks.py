@@ -110,8 +110,8 @@ def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     copy.write_text(text.replace("localhost:8080", address), encoding="utf-8")
     page = Page(folder)
     if name in SETUP:
-        with httpx2.Client(base_url=f"http://{address}", timeout=60) as http:
-            SETUP[name](http, folder)
+        with Client(f"http://{address}") as client:
+            SETUP[name](client, folder)
     document = Document.parse(
         str(copy),
         SkipParser(),

@@ -16,6 +16,11 @@ import pytest
 from app.demo.server import free_port, server, wait_until_ready
 
 
+def other_variables() -> dict[str, str]:
+    """The environment without our settings."""
+    return {name: text for name, text in os.environ.items() if not name.startswith("ANCHORAGE_")}
+
+
 class Process:
     """`anchorage serve` with these settings on a port of its own; `start()` starts it (again)."""
 
@@ -32,16 +37,13 @@ class Process:
         return self._process.pid
 
     def start(self, *, environment: dict[str, str] | None = None) -> Process:
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
-        }
         given = {f"ANCHORAGE_{name.upper()}": str(value) for name, value in self._settings.items()}
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli", "serve"],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**clean, **given, **(environment or {})},
+                env={**other_variables(), **given, **(environment or {})},
             )
         return self
 
@@ -85,6 +87,5 @@ def live_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def live(live_folder: Path) -> Iterator[str]:
     """The address of `anchorage serve` on a free port."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")}
-    with server(live_folder, free_port(), {**clean, "ANCHORAGE_THREADS": "1"}) as url:
+    with server(live_folder, free_port(), {**other_variables(), "ANCHORAGE_THREADS": "1"}) as url:
         yield url

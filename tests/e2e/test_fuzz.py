@@ -6,6 +6,7 @@ The server uses PostgreSQL, Redis and keys; most other tests use SQLite without 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from schemathesis.specs.openapi import checks as openapi_checks
 
 from anchorage_client import Client
 from app.access.service import create_key
+from app.main import create_app
 from app.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
-from app.wiring import make_services
+from tests.encoders.models.remote.endpoints import FakeEndpoint
+from tests.serving import listening
 
 #: requests for an operation with a body; one without gets a third as many
 EXAMPLES = 1
@@ -45,33 +48,35 @@ KNOWN = {
 }
 KNOWN |= {"source_pool": "items", "target_pool": "others", "offset": 4}
 #: the same of paths
-PATHS = {"name": "items", "encoder": "second", "model": "minilm"}
+PATHS = {"name": "items", "encoder": "second", "model": "texts"}
 
 
 @pytest.fixture
 def stocked(
-    process, postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path
-) -> tuple[str, dict[str, str]]:
-    """The URL of a server with one resource of each kind, and a header with an API key."""
+    postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The URL of a service with one resource of each kind, and a header with an API key."""
     places = {"database_url": postgres_url, "redis_url": redis_url, "redis_prefix": redis_prefix}
-    services = make_services(Settings(data_dir=tmp_path / "data", **places))
-    services.db.upgrade()
-    _, key = create_key(services, RequestContext("default"), name="fuzz", scopes=[Scope.admin])
-    services.db.close()
-    server = process(auth="keys", **places).start().ready()
     first = [[1.0, 0.5, 0.0], [0.0, 1.0, 0.3], [0.2, 0.0, 1.0], [1.0, 1.0, 0.1]]
-    with Client(server.url, api_key=key) as client:
-        for name, dim in ENCODERS.items():
-            client.encoders.create(name, dim=dim)
-        second = [row[:2] for row in first]
-        client.anchor_sets.create("items", embeddings={"first": first, "second": second})
-        client.pools.create("items", encoder="first", vectors=first)
-        client.pools.create("others", encoder="second", vectors=second)
-        model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
-        client.encoders.create("minilm", **model)
-        weight = [[1, 0], [0, 1]]
-        client.heads.create("head", encoder="second", classes=["no", "yes"], weight=weight)
-    return server.url, {"Authorization": f"Bearer {key}"}
+    with FakeEndpoint() as endpoint:
+        own = {"data_dir": tmp_path, "auth": "keys", "remote_urls": endpoint.url}
+        app = create_app(Settings(**own, **places))
+        with listening(app) as (host, port):
+            context, url = RequestContext("default"), f"http://{host}:{port}"
+            services = app.state.services
+            _, key = create_key(services, context, name="fuzz", scopes=[Scope.admin])
+            with Client(url, api_key=key) as client:
+                for name, dim in ENCODERS.items():
+                    client.encoders.create(name, dim=dim)
+                second = [row[:2] for row in first]
+                client.anchor_sets.create("items", embeddings={"first": first, "second": second})
+                client.pools.create("items", encoder="first", vectors=first)
+                client.pools.create("others", encoder="second", vectors=second)
+                model = {"kind": "openai", "model": "m", "options": {"url": endpoint.url}}
+                client.encoders.create("texts", **model)
+                weight = [[1, 0], [0, 1]]
+                client.heads.create("head", encoder="second", classes=["no", "yes"], weight=weight)
+            yield url, {"Authorization": f"Bearer {key}"}
 
 
 def steer(value: Any) -> Any:
@@ -79,7 +84,7 @@ def steer(value: Any) -> Any:
     if isinstance(value, dict) and len(repr(value)) % 2:
         value = {**value, **{field: name for field, name in KNOWN.items() if field in value}}
         if "model" in value and "kind" not in value:
-            value["model"] = "minilm"
+            value["model"] = "texts"
         for field, dim in (
             ("vectors", 3),
             ("native", 2),

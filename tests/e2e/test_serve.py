@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx2
+import pytest
 
 from tests.waiting import until
 
@@ -31,27 +35,36 @@ def test_a_client_that_goes_away_is_no_fault_of_the_service(live: str, live_fold
     assert "incident" not in log
 
 
-def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_data(
-    process,
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[str]]]:
+    """A place for traces: its address, and the paths that were posted to."""
+    posted: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            posted.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        yield f"http://127.0.0.1:{server.server_port}", posted
+        server.shutdown()
+
+
+def test_a_terminated_server_ends_its_streams_and_traces_hands_its_job_back_and_keeps_its_data(
+    process, collector, endless_bootstrap: dict[str, Any]
 ) -> None:
-    server = process().start().ready()
+    url, posted = collector
+    server = process().start(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": url}).ready()
     with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as http:
-        for name in ("first", "second"):
-            assert http.post("/encoders", json={"name": name, "dim": 2}).status_code == 201
-        draw = random.Random(9)
-        source_pool, target_pool = (
-            [[draw.gauss(0, 1), draw.gauss(0, 1)] for _ in range(500)] for _ in range(2)
-        )
-        body = {
-            "name": "grown",
-            "source": "first",
-            "target": "second",
-            "source_pool": source_pool,
-            "target_pool": target_pool,
-            "seeds": [[0, 0], [1, 1]],
-            "options": {"attempts": 64},
-        }
-        job = http.post("/bootstrap", json=body).json()["id"]
+        for name, dim in (("first", 8), ("second", 6)):
+            assert http.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
+        job = http.post("/bootstrap", json=endless_bootstrap).json()["id"]
         until(lambda: http.get(f"/jobs/{job}").json()["state"] == "running")
         with http.stream("GET", f"/jobs/{job}/events") as stream:
             lines = stream.iter_lines()
@@ -61,8 +74,9 @@ def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_d
         log = server.log.read_text()
         assert "Traceback" not in log
         assert server.url in log
+        assert set(posted) == {"/v1/traces"}
         server.start().ready()
-        assert http.get("/encoders/first").json()["dim"] == 2
+        assert http.get("/encoders/first").json()["dim"] == 8
         row = until(
             lambda: [row for row in [http.get(f"/jobs/{job}").json()] if row["state"] == "running"]
         )[0]
@@ -78,16 +92,8 @@ def test_a_second_server_on_the_same_folder_or_port_is_refused_in_a_line(
         (live_folder, "0", "another process uses"),
         (tmp_path, port, f"Another program uses port {port}"),
     ):
-        command = [
-            sys.executable,
-            "-m",
-            "app.cli",
-            "serve",
-            "--port",
-            its_port,
-            "--data-dir",
-            str(data_dir),
-        ]
+        command = [sys.executable, "-m", "app.cli", "serve", "--port", its_port]
+        command += ["--data-dir", str(data_dir)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode != 0
         assert reason in " ".join(done.stderr.split()).replace(" │ │ ", " ")

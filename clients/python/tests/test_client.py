@@ -16,25 +16,21 @@ from anchorage_client import (
     InvalidRequestError,
     JobFailedError,
     NotFoundError,
-    Predictions,
-    RelativeVectors,
     Translator,
     UnavailableError,
 )
 from anchorage_client.results import translation_of
 from anchorage_client.vectors import to_json
-from scripts.servers import free_port
 
 
 def test_a_set_of_any_form_is_the_same_set(client: Client, new_pair, tmp_path, monkeypatch):
     pair = new_pair()
     rows = {pair.source: pair.old, pair.target: pair.new}
-    table = pa.table(
-        {
-            name: pa.FixedSizeListArray.from_arrays(pa.array(matrix.ravel()), matrix.shape[1])
-            for name, matrix in rows.items()
-        }
-    )
+    columns = {
+        name: pa.FixedSizeListArray.from_arrays(pa.array(matrix.ravel()), matrix.shape[1])
+        for name, matrix in rows.items()
+    }
+    table = pa.table(columns)
     pq.write_table(table, tmp_path / "anchors.parquet")
     client.anchor_sets.create("json", embeddings=rows)
     client.anchor_sets.create("torch", embeddings={n: torch.tensor(m) for n, m in rows.items()})
@@ -83,17 +79,15 @@ def test_relative_vectors_and_predictions_of_many_rows_take_several_requests(
     weight = np.eye(2, pair.new.shape[1], dtype=np.float32)
     client.heads.create("axes", encoder=pair.target, classes=["first", "second"], weight=weight)
     space = {"encoder": pair.source, "anchor_set": pair.anchor_set}
-
-    def ask() -> tuple[RelativeVectors, Predictions]:
-        return client.relative(pair.old, **space), client.stitch(pair.old, head="axes", **space)
-
-    whole = ask()
+    relative = client.relative(pair.old, **space)
+    stitched = client.stitch(pair.old, head="axes", **space)
     monkeypatch.setattr("anchorage_client.fields.MAX_ROWS", 37)
-    parts = ask()
-    np.testing.assert_allclose(parts[0].vectors, whole[0].vectors, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(parts[1].scores, whole[1].scores, rtol=0, atol=1e-5)
-    assert parts[1].labels == whole[1].labels
-    assert parts[1].classes == ["first", "second"]
+    parts = client.relative(pair.old, **space)
+    np.testing.assert_allclose(parts.vectors, relative.vectors, rtol=0, atol=1e-6)
+    predicted = client.stitch(pair.old, head="axes", **space)
+    np.testing.assert_allclose(predicted.scores, stitched.scores, rtol=0, atol=1e-5)
+    assert predicted.labels == stitched.labels
+    assert predicted.classes == ["first", "second"]
     client.heads.delete("axes")
 
 
@@ -106,12 +100,6 @@ def test_texts_of_many_requests_keep_their_order(texts, monkeypatch):
         texts.client.embed([*sentences[:17], "x" * 40_000], model=texts.old)
     assert (invalid.value.code, invalid.value.rows) == ("input-too-long", [17])
     np.testing.assert_allclose(old[17:18], one, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(
-        texts.client.translate(inputs=sentences, **texts.pair).vectors,
-        texts.client.translate(old, **texts.pair).vectors,
-        rtol=0,
-        atol=1e-5,
-    )
 
 
 def test_parts_of_two_translators_are_not_joined():
@@ -146,16 +134,6 @@ def test_a_failed_pool_leaves_nothing_and_a_text_is_no_list(client: Client, pair
             call()
 
 
-def test_a_large_set_with_further_fields_sends_them(client: Client, new_pair, monkeypatch):
-    pair = new_pair()
-    monkeypatch.setattr("anchorage_client._sync.anchors.MAX_JSON_BYTES", 1_000)
-    rows = {pair.source: pair.old, pair.target: pair.new}
-    with pytest.raises(InvalidRequestError, match="there are 3 inputs"):
-        client.anchor_sets.create("both", embeddings=rows, inputs=["a"] * 3)
-    client.anchor_sets.create("both", embeddings=rows, inputs=["a"] * len(pair.old))
-    assert client.anchor_sets.get("both")["encoders"] == [pair.source, pair.target]
-
-
 def test_a_row_of_a_later_request_has_its_own_number(client: Client, pair, monkeypatch):
     monkeypatch.setattr("anchorage_client.fields.MAX_ROWS", 37)
     rows = pair.old.copy()
@@ -188,34 +166,22 @@ def test_advice_evaluation_and_rankings(client: Client, pair):
         advice["advice"] in names == {"keep", "cascade", "fuse", "native", "translate", "re-embed"}
     )
     measured = client.evaluate(**pair.names, vectors=pair.old, native=pair.new)
-    job = client.evaluate(**pair.names, vectors=pair.old, native=pair.new, as_job=True)
-    assert job.wait()["translated"] == measured["translated"]
-    assert client.jobs.get(job.id).result() == job.result()
     assert measured["translated"]["mrr"] > measured["native"]["mrr"] / 2
     candidates = [{"ids": [f"d{i}" for i in range(20)], "vectors": pair.old[:20]}] * 2
     rankings = client.rescore(**pair.names, queries=pair.new[[3, 7]], candidates=candidates)
     assert [ranking.ids[0] for ranking in rankings] == ["d3", "d7"]
-    assert dict(rankings.results[0])["d3"] == max(rankings.results[0].scores)
-    assert client.relative(
-        pair.old[:4], encoder=pair.source, anchor_set=pair.anchor_set
-    ).vectors.shape == (4, 300)
 
 
 def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
-    pair = new_pair(anchors=2, others=300)
-    seeds = [(i, i) for i in range(20)]
+    pair = new_pair(anchors=2, others=100)
     for name, encoder, rows in (("a", pair.source, pair.old), ("b", pair.target, pair.new)):
         client.pools.create(name, encoder=encoder, vectors=rows)
-    job = client.bootstrap(
-        "found",
-        source=pair.source,
-        target=pair.target,
-        source_pool="a",
-        target_pool="b",
-        seeds=seeds,
-        min_precision=0,
-        as_job=True,
-    )
+    made = {
+        **{"source": pair.source, "target": pair.target},
+        **{"source_pool": "a", "target_pool": "b"},
+    }
+    seeds = [(i, i) for i in range(20)]
+    job = client.bootstrap("found", **made, seeds=seeds, min_precision=0, as_job=True)
     assert repr(job).endswith("bootstrap, queued>")
     with pytest.raises(TimeoutError, match="wait"):
         job.result()
@@ -223,17 +189,9 @@ def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
     result = job.wait(timeout=200, progress=seen.append)
     assert seen[-1] == job.progress
     pairs = client.anchor_sets.pairs(result["anchor_set"])
-    assert np.mean([source == target for source, target, _ in pairs]) > 0.9
-    again = client.bootstrap(
-        "none",
-        source=pair.source,
-        target=pair.target,
-        source_pool="a",
-        target_pool="b",
-        seeds=[(i, (i + 150) % 300) for i in range(20)],
-        min_precision=0.95,
-        as_job=True,
-    )
+    assert np.mean([source == target for source, target, _ in pairs]) > 0.8
+    wrong = [(i, (i + 50) % 100) for i in range(20)]
+    again = client.bootstrap("none", **made, seeds=wrong, min_precision=0.95, as_job=True)
     assert [event["state"] for event in again.events()][-1] == "failed"
     with pytest.raises(JobFailedError) as failed:
         again.wait()
@@ -258,23 +216,19 @@ def test_errors_say_what_where_and_which_rows(client: Client, pair):
 def test_the_asynchronous_client_does_the_same(service: str, client: Client, pair):
     async def run() -> None:
         async with AsyncClient(service) as remote:
-            one, other = await asyncio.gather(
-                remote.translate(pair.old, **pair.names),
-                remote.translator(**pair.names),
-            )
+            one = await remote.translate(pair.old, **pair.names)
+            fitted = await remote.translator(**pair.names)
             streamed = [part async for part in remote.translate_stream(pair.old, **pair.names)]
             np.testing.assert_array_equal(streamed[0], one.vectors)
-            np.testing.assert_allclose(
-                await other.apply_locally(pair.old), one.vectors, rtol=0, atol=1e-5
-            )
+            local = await fitted.apply_locally(pair.old)
+            np.testing.assert_allclose(local, one.vectors, rtol=0, atol=1e-5)
             assert pair.source in {each["name"] for each in await remote.encoders.list()}
-            assert other.id in {each["id"] for each in await remote.translators.list()}
 
     asyncio.run(run())
 
 
 def test_lists_read_all_pages(client: Client):
-    names = [f"many-{number:03}" for number in range(230)]
+    names = [f"many-{number:03}" for number in range(105)]  # a page has 100
     for name in names:
         client.encoders.create(name, dim=2)
     listed = [each["name"] for each in client.encoders.list()]
@@ -305,24 +259,16 @@ def test_a_translator_is_found_again(client: Client, pair):
 
 
 def test_a_pair_asks_with_its_names(client: Client, pair):
-    names = pair.names
-    between = client.pair(names["source"], names["target"], names["anchor_set"])
+    between = client.pair(*pair.names.values())
     vectors = between.translate(pair.old[:5]).vectors
-    np.testing.assert_array_equal(vectors, client.translate(pair.old[:5], **names).vectors)
+    np.testing.assert_array_equal(vectors, client.translate(pair.old[:5], **pair.names).vectors)
     candidates = [{"ids": list(range(9)), "vectors": pair.old[:9]}]
     ranked = between.rescore(candidates, queries=pair.new[:1])
-    asked = client.rescore(candidates=candidates, queries=pair.new[:1], **names)
+    asked = client.rescore(candidates=candidates, queries=pair.new[:1], **pair.names)
     assert ranked.results == asked.results
-    axes = np.eye(2, pair.old.shape[1], dtype=np.float32)
-    client.heads.create("old-axes", encoder=pair.source, classes=["a", "b"], weight=axes)
-    stitched = client.stitch(
-        pair.new, head="old-axes", encoder=pair.target, anchor_set=pair.anchor_set
-    )
-    assert between.stitch(pair.new, head="old-axes").labels == stitched.labels
-    client.heads.delete("old-axes")
-    assert between.translator().id == client.translator(**names).id
+    assert between.translator().id == client.translator(**pair.names).id
     assert between.advice(corpus_size=10_000)["basis"] == "fidelity"
-    assert repr(between) == f"Pair({', '.join(map(repr, names.values()))})"
+    assert repr(between) == f"Pair({', '.join(map(repr, pair.names.values()))})"
 
 
 def test_a_filter_is_in_the_language_of_the_store(client: Client, pair, shop):
@@ -348,15 +294,10 @@ def test_what_exists_is_not_created_again(client: Client, pair):
     assert found == client.anchor_sets.get(pair.anchor_set)
     with pytest.raises(ConflictError, match="with `encoders`"):
         client.anchor_sets.get_or_create(**of_store, encoders=["once"])
-    with pytest.raises(NotFoundError, match="docs"):
-        client.anchor_sets.get_or_create("of-store", store="docs", encoders=[pair.target])
-    with pytest.raises(InvalidRequestError):
-        client.encoders.get_or_create("without a dimension")
 
 
 def test_where_nobody_listens_the_first_request_fails_without_a_retry():
-    url = f"http://127.0.0.1:{free_port()}"
-    with Client(url) as away, pytest.raises(UnavailableError) as failed:
+    with Client("http://127.0.0.1:1") as away, pytest.raises(UnavailableError) as failed:
         away.encoders.list()
     assert "Is `anchorage serve` running?" in str(failed.value)
 

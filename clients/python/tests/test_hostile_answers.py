@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
+from collections.abc import Callable
+from itertools import chain, count, repeat
 from typing import Any
 
+import httpx2
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from anchorage_client import AnchorageError, AsyncClient, Client, UnavailableError
-from anchorage_client._async import transport as async_transport
 from anchorage_client._sync import jobs, transport
 from anchorage_client._sync.jobs import Job
 from anchorage_client.vectors import to_npy
@@ -25,50 +22,18 @@ PAIR = {"source": "a", "target": "b", "anchor_set": "s"}
 JOB = {"id": "1", "state": "running"}
 
 
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ThreadingHTTPServer]:
-    """Another program, which gives each request the body in `answer`, endlessly with `endless`."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length", 0)))
-            self.send_response(200)
-            for name, value in self.server.headers.items():  # type: ignore[attr-defined]
-                self.send_header(name, value)
-            self.end_headers()
-            try:
-                self.wfile.write(self.server.answer)  # type: ignore[attr-defined]
-                while self.server.endless:  # type: ignore[attr-defined]
-                    self.wfile.write(bytes(2**20))
-            except OSError:
-                pass  # the client has left
-
-        do_POST = do_PUT = do_GET  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
 @pytest.fixture
-def answering(elsewhere: ThreadingHTTPServer) -> Iterator[Callable[..., Client]]:
-    """Returns a client of the program."""
-    clients = []
+def answering(mocked: Callable[..., Client]) -> Callable[..., Client]:
+    """Returns a client of a program that gives each request one body, which may have no end."""
 
-    def answer(body: bytes, *, endless: bool = False, **headers: str) -> Client:
-        elsewhere.answer, elsewhere.endless, elsewhere.headers = body, endless, headers  # type: ignore[attr-defined]
-        host, port = elsewhere.server_address[:2]
-        clients.append(Client(f"http://{host!s}:{port}", retries=0, timeout=20))
-        return clients[-1]
+    def client_of(body: bytes, *, endless: bool = False, **headers: str) -> Client:
+        def answer(_: httpx2.Request) -> httpx2.Response:
+            parts = chain([body], repeat(bytes(2**20))) if endless else [body]
+            return httpx2.Response(200, headers=headers, content=parts)
 
-    yield answer
-    for client in clients:
-        client.close()
+        return mocked(answer)
+
+    return client_of
 
 
 CALLS: dict[str, Callable[[Client], Any]] = {
@@ -150,21 +115,13 @@ def test_an_array_of_an_absurd_size_is_an_error_of_the_client(answering):
 
 
 def test_an_answer_without_an_end_is_cut_off(answering, monkeypatch):
-    for each in (transport, async_transport):
-        monkeypatch.setattr(each, "MAX_ANSWER_BYTES", 2**22)
-        monkeypatch.setattr(each, "MAX_LINE_BYTES", 2**22)
+    monkeypatch.setattr(transport, "MAX_ANSWER_BYTES", 2**22)
+    monkeypatch.setattr(transport, "MAX_LINE_BYTES", 2**22)
     client = answering(b"{", endless=True)
     with pytest.raises(UnavailableError, match="more than 4,194,304 bytes"):
         client.ready()
     with pytest.raises(UnavailableError, match="has no end"):
         list(Job(client._transport, {**JOB})._events())
-
-    async def ask() -> None:
-        async with AsyncClient(str(client._transport.http.base_url), retries=0) as other:
-            await other.ready()
-
-    with pytest.raises(UnavailableError, match="more than 4,194,304 bytes"):
-        asyncio.run(ask())
 
 
 @pytest.mark.parametrize(
@@ -202,30 +159,15 @@ def test_the_text_of_a_client_shows_its_address_and_neither_key_nor_password(kin
     ],
 )
 def test_a_service_that_always_queues_a_fit_does_not_hold_a_client(
-    monkeypatch, fits, error, message
+    mocked, monkeypatch, fits, error, message
 ):
     monkeypatch.setattr(transport, "MAX_FIT_WAIT_S", 1.0)
     states = iter(fits)
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.answer(*next(states))
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        job = request.url.path.rpartition("/")[2], "succeeded"
+        name, state = next(states) if request.method == "POST" else job
+        return httpx2.Response(202, json={"id": name, "kind": "fit", "state": state})
 
-        def do_GET(self) -> None:
-            self.answer(self.path.rpartition("/")[2], "succeeded")
-
-        def answer(self, job: str, state: str) -> None:
-            self.send_response(202)
-            self.end_headers()
-            self.wfile.write(json.dumps({"id": job, "kind": "fit", "state": state}).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        client = Client(f"http://127.0.0.1:{server.server_address[1]}", retries=0)
-        with client, pytest.raises(error, match=message):
-            client.translate(ROWS, **PAIR)
-        server.shutdown()
+    with pytest.raises(error, match=message):
+        mocked(answer).translate(ROWS, **PAIR)

@@ -13,27 +13,25 @@ from app.demo.pack import Pack, load_pack
 
 pytest.importorskip("sklearn")
 
-from sklearn.decomposition import PCA
+from sklearn import decomposition, ensemble, svm
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
-from sklearn.svm import SVC, LinearSVC
 
 LINEAR: dict[str, Any] = {
     "logistic": LogisticRegression(C=10),
-    "svc": LinearSVC(),
+    "svc": svm.LinearSVC(),
     "scaled": make_pipeline(StandardScaler(), LogisticRegression(C=0.1)),
-    "normalised": make_pipeline(Normalizer(), StandardScaler(), LinearSVC(C=0.1)),
-    "projected": make_pipeline(PCA(16), LinearDiscriminantAnalysis()),
+    "normalised": make_pipeline(Normalizer(), StandardScaler(), svm.LinearSVC(C=0.1)),
+    "projected": make_pipeline(decomposition.PCA(16), LinearDiscriminantAnalysis()),
     "searched": GridSearchCV(RidgeClassifier(), {"alpha": [1.0, 3.0]}, cv=2),
 }
 OTHERS: dict[str, Any] = {
-    "forest": RandomForestClassifier(3),
-    "one against one": SVC(kernel="linear"),
+    "forest": ensemble.RandomForestClassifier(3),
+    "one against one": svm.SVC(kernel="linear"),
     "normalised late": make_pipeline(StandardScaler(), Normalizer(), RidgeClassifier()),
     "not fitted": LogisticRegression(),
 }

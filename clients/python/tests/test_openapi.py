@@ -14,8 +14,24 @@ from anchorage_client._sync import anchors, measures, resources, stores, transla
 from anchorage_client._sync.jobs import Job
 from app.main import create_app
 from app.settings import Settings
+from scripts.unasync import derived
 
-#: the method of each operation
+#: the class of each noun; `list_encoders` is the operation of `Encoders.list`
+CLASSES: dict[str, Any] = {
+    "alias": resources.Aliases,
+    "anchor_set": anchors.AnchorSets,
+    "api_key": resources.ApiKeys,
+    "encoder": resources.Encoders,
+    "head": resources.Heads,
+    "job": resources.Jobs,
+    "migration": stores.Migration,
+    "model": resources.Models,
+    "pool": anchors.Pools,
+    "store": stores.Stores,
+    "translator": translators.Translators,
+}
+
+#: the methods of other operations
 METHODS: dict[str, Callable[..., Any]] = {
     "translate": Client.translate,
     "relative": Client.relative,
@@ -23,70 +39,28 @@ METHODS: dict[str, Callable[..., Any]] = {
     "stitch": Client.stitch,
     "create_embeddings": Client.embed,
     "rerank": Client.rerank,
-    "list_models": resources.Models.list,
-    "get_model": resources.Models.get,
     "put_alias": resources.Aliases.create,
-    "list_aliases": resources.Aliases.list,
-    "get_alias": resources.Aliases.get,
-    "delete_alias": resources.Aliases.delete,
-    "create_head": resources.Heads.create,
-    "list_heads": resources.Heads.list,
-    "get_head": resources.Heads.get,
-    "delete_head": resources.Heads.delete,
-    "create_encoder": resources.Encoders.create,
-    "list_encoders": resources.Encoders.list,
-    "get_encoder": resources.Encoders.get,
-    "delete_encoder": resources.Encoders.delete,
-    "check_encoder": resources.Encoders.check,
-    "create_anchor_set": anchors.AnchorSets.create,
-    "list_anchor_sets": anchors.AnchorSets.list,
     "add_embeddings": anchors.AnchorSets.put,
-    "get_anchor_set": anchors.AnchorSets.get,
-    "delete_anchor_set": anchors.AnchorSets.delete,
     "put_sample": anchors.AnchorSets.put_sample,
     "delete_sample": anchors.AnchorSets.delete_sample,
-    "report_anchor_set": anchors.AnchorSets.report,
     "get_pairs": anchors.AnchorSets.pairs,
-    "create_pool": anchors.Pools.create,
     "extend_pool": anchors.Pools.create,
-    "get_pool": anchors.Pools.get,
-    "delete_pool": anchors.Pools.delete,
-    "list_pools": anchors.Pools.list,
     "bootstrap": measures.Measures.bootstrap,
     "evaluate": measures.Measures.evaluate,
     "give_advice": measures.Measures.advice,
     "compare_encoders": measures.Measures.compare,
-    "create_store": stores.Stores.create,
-    "list_stores": stores.Stores.list,
-    "get_store": stores.Stores.get,
-    "delete_store": stores.Stores.delete,
-    "search_store": stores.Stores.search,
     "delete_native_vectors": stores.Stores.delete_native_vectors,
     "create_translator": Client.translator,
-    "list_translators": translators.Translators.list,
-    "get_translator": translators.Translators.get,
     "download_translator": translators.Translator.download,
     "get_threshold": translators.Translator.threshold,
     "plan_migration": stores.Migrations.create,
     "list_migrations": stores.Migrations.list,
     "get_migration": stores.Migrations.get,
-    "run_migration": stores.Migration.run,
-    "verify_migration": stores.Migration.verify,
     "synchronise_store": stores.Migration.sync,
-    "pause_migration": stores.Migration.pause,
     "cut_over": stores.Migration.cutover,
     "roll_back": stores.Migration.rollback,
-    "finish_migration": stores.Migration.finish,
-    "abandon_migration": stores.Migration.abandon,
-    "list_jobs": resources.Jobs.list,
-    "get_job": resources.Jobs.get,
-    "cancel_job": resources.Jobs.cancel,
     "job_events": Job.events,
-    "create_api_key": resources.ApiKeys.create,
-    "list_api_keys": resources.ApiKeys.list,
-    "get_api_key": resources.ApiKeys.get,
     "revoke_api_key": resources.ApiKeys.delete,
-    "rotate_api_key": resources.ApiKeys.rotate,
     "list_writes": Client.audit,
     "livez": Client.live,
     "readyz": Client.ready,
@@ -149,14 +123,31 @@ def fields(document: dict[str, Any], operation: dict[str, Any]) -> set[str]:
     return {each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"}
 
 
-def test_every_operation_has_a_method_and_every_method_an_operation(document):
-    assert {name for name, _ in operations(document)} == METHODS.keys()
+def method_of(operation: str) -> Callable[..., Any]:
+    """The client's method of an operation. Raises KeyError or AttributeError without one."""
+    if operation in METHODS:
+        return METHODS[operation]
+    verb, _, noun = operation.partition("_")
+    noun = noun if noun in CLASSES else noun.removesuffix("es" if noun == "aliases" else "s")
+    found: Callable[..., Any] = getattr(CLASSES[noun], verb)
+    return found
+
+
+def test_every_operation_has_a_method_and_every_method_here_an_operation(document):
+    names = {name for name, _ in operations(document)}
+    assert all(map(method_of, names))
+    assert METHODS.keys() <= names
+
+
+def test_the_synchronous_client_is_up_to_date():
+    wrong = [path.name for path, text in derived().items() if path.read_text() != text]
+    assert wrong == [], "run `python -m scripts.unasync`"
 
 
 def test_every_field_of_an_operation_is_a_parameter(document):
     missing = {}
     for name, operation in operations(document):
-        parameters = inspect.signature(METHODS[name]).parameters
+        parameters = inspect.signature(method_of(name)).parameters
         accepts_more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         lacking = {
             field
@@ -176,7 +167,7 @@ def test_every_parameter_is_a_field_of_its_operation(document):
         known = fields(document, operation)
         known |= {each["name"] for each in operation.get("parameters", ())}
         known |= {OTHER_NAMES[field] for field in known & OTHER_NAMES.keys()}
-        parameters = set(inspect.signature(METHODS[name]).parameters) - CLIENT_ONLY
+        parameters = set(inspect.signature(method_of(name)).parameters) - CLIENT_ONLY
         if extra := parameters - known:
             unknown[name] = extra
     assert unknown == {}

@@ -60,14 +60,15 @@ def test_a_vector_at_the_mean_gives_zeros_and_a_finite_gradient():
 
 
 @pytest.mark.parametrize(
-    "options", [{"encode_power": 1.1}, {"ridge": 0.1}, {"encode_power": 1.0, "ridge": -1.0}]
+    ("anchors", "options", "message"),
+    [
+        (torch.eye(4), {"encode_power": 1.1}, "encode_power"),
+        (torch.eye(4), {"ridge": 0.1}, "ridge"),
+        (torch.eye(4), {"encode_power": 1.0, "ridge": -1.0}, "ridge"),
+        (torch.ones(4, 3), {}, "at least two"),
+        (torch.tensor([[1.0, float("nan")], [0.0, 1.0]]), {}, "at least two"),
+    ],
 )
-def test_wrong_options_are_refused(options):
-    with pytest.raises(ValueError, match=r"encode_power|ridge"):
-        RelativeLayer(torch.eye(4), **options)
-
-
-def test_wrong_anchors_are_refused():
-    for anchors in (torch.ones(4, 3), torch.tensor([[1.0, float("nan")], [0.0, 1.0]])):
-        with pytest.raises(ValueError, match="at least two"):
-            RelativeLayer(anchors)
+def test_wrong_anchors_and_options_are_refused(anchors, options, message):
+    with pytest.raises(ValueError, match=message):
+        RelativeLayer(anchors, **options)

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import httpx2
 import numpy as np
@@ -20,7 +11,6 @@ import pytest
 from anchorage_client import (
     AuthenticationError,
     Client,
-    NotFoundError,
     PermissionDeniedError,
     RateLimitError,
     UnavailableError,
@@ -33,68 +23,12 @@ from anchorage_client._sync.transport import (
     retry_after,
     to_bytes,
 )
-from scripts.servers import free_port, serve
-
-
-@contextmanager
-def losing_proxy(service: str, lose: int) -> Iterator[str]:
-    """A proxy that passes requests on, and closes the first connections instead of answering."""
-    host, port = service.removeprefix("http://").split(":")
-    listener = socket.create_server(("127.0.0.1", 0))
-    lost = [lose]
-
-    def pump(source: socket.socket, sink: socket.socket, loses: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                if loses and lost[0] > 0:
-                    lost[0] -= 1
-                    break
-                sink.sendall(data)
-        for each in (source, sink):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def pass_on(client: socket.socket) -> None:
-        with client, socket.create_connection((host, int(port))) as server:
-            requests = threading.Thread(target=pump, args=(client, server, False), daemon=True)
-            requests.start()
-            pump(server, client, True)
-            requests.join()
-
-    def accept() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=pass_on, args=(client,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.close()
-
-
-@contextmanager
-def serve_at(port: int, folder: Path) -> Iterator[None]:
-    """`anchorage serve` on this port, killed at the end."""
-    command = [f"{Path(sys.executable).parent}/anchorage", "serve", "--port", str(port)]
-    with subprocess.Popen(
-        [*command, "--data-dir", str(folder)],
-        env={**os.environ, "ANCHORAGE_LEASE_S": "2"},
-        stderr=subprocess.DEVNULL,
-    ) as own:
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        try:
-            yield
-        finally:
-            own.kill()
+from app.access.service import create_key
+from app.main import create_app
+from app.request_context import RequestContext
+from app.settings import Settings
+from app.types import Scope
+from tests.serving import listening, serving
 
 
 def test_answers_of_another_program_are_errors_of_the_client():
@@ -117,80 +51,74 @@ def test_a_url_without_a_scheme_is_refused_at_once():
         Client("localhost:8080")
 
 
-def test_a_create_whose_answer_was_lost_is_not_repeated_and_other_requests_are(service, client):
-    with losing_proxy(service, lose=1) as address, Client(address) as unlucky:
-        with pytest.raises(UnavailableError):
-            unlucky.encoders.create("lost-answer", dim=3)
-        assert unlucky.encoders.get("lost-answer")["dim"] == 3
-    with losing_proxy(service, lose=1) as address, Client(address) as unlucky:
-        unlucky.encoders.delete("lost-answer")
-    assert "lost-answer" not in {each["name"] for each in client.encoders.list()}
-    with pytest.raises(NotFoundError):
-        client.encoders.delete("never-made")
-    with losing_proxy(service, lose=9) as address, Client(address, retries=0) as hasty:
-        with pytest.raises(UnavailableError) as error:
-            hasty.encoders.list()
-        assert (error.value.status, error.value.code) == (None, "no-answer")
+def test_a_create_whose_answer_was_lost_is_not_repeated_and_other_requests_are(mocked):
+    sent = []
+
+    def lose_the_first(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.method)
+        if len(sent) == 1:
+            raise httpx2.ReadError("lost", request=request)
+        return httpx2.Response(200, json={"name": "a", "encoders": []})
+
+    with pytest.raises(UnavailableError):
+        mocked(lose_the_first, retries=3).encoders.create("a", dim=3)
+    assert sent == ["POST"]
+    for call, method in (("get", "GET"), ("delete", "DELETE")):
+        sent.clear()
+        getattr(mocked(lose_the_first, retries=3).encoders, call)("a")
+        assert sent == [method] * 2
+    sent.clear()
+    with pytest.raises(UnavailableError) as error:
+        mocked(lose_the_first).encoders.list()
+    assert (error.value.status, error.value.code) == (None, "no-answer")
 
 
-def first_refusal(client: Client) -> RateLimitError:
-    for _ in range(200):
-        try:
-            client.encoders.list()
-        except RateLimitError as error:
-            return error
-    raise AssertionError("no request was refused")
+def test_a_delete_whose_answer_was_lost_has_been_done(mocked):
+    answers = iter([None, 404])
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if (status := next(answers)) is None:
+            raise httpx2.ReadError("lost", request=request)
+        return httpx2.Response(status, json={"code": "encoder-not-found"})
+
+    mocked(answer, retries=1).encoders.delete("a")
 
 
-def test_retries_wait_as_long_as_the_service_says():
-    with serve(rate_limit="4/second") as server:
-        address = f"http://127.0.0.1:{server.port}"
-        with Client(address, retries=0) as hasty:
-            refused = first_refusal(hasty)
-        assert refused.code == "rate-limited"
-        assert refused.retry_after is not None
-        with Client(address, retries=8) as patient:
+def test_retries_wait_as_long_as_the_service_says(tmp_path):
+    with serving(data_dir=tmp_path, rate_limit="10/second") as url:
+        with Client(url, retries=0) as hasty, pytest.raises(RateLimitError) as refused:
+            all(hasty.encoders.list() == [] for _ in range(200))
+        assert refused.value.code == "rate-limited"
+        assert refused.value.retry_after is not None
+        with Client(url, retries=8) as client:
             start = time.monotonic()
-            for _ in range(12):
-                patient.encoders.list()
+            for _ in range(25):
+                client.encoders.list()
             assert time.monotonic() - start > 1
 
 
-def test_a_restart_does_not_end_the_wait_for_a_job(tmp_path):
-    generator = np.random.default_rng(0)
-    pool = generator.normal(size=(500, 16)).astype(np.float32)
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    with serve_at(port, tmp_path), Client(address) as client:
-        client.encoders.create("a", dim=16)
-        client.encoders.create("b", dim=16)
-        job = client.bootstrap(
-            "found",
-            source="a",
-            target="b",
-            source_pool=pool,
-            target_pool=pool @ np.linalg.qr(generator.normal(size=(16, 16)))[0],
-            seeds=[(row, row) for row in range(20)],
-            min_precision=0,
-            as_job=True,
-        )
-    waiting = Client(address, retries=0)
-    result: list[object] = []
-    with serve_at(port, tmp_path):
-        again = waiting.jobs.get(job.id)
-        thread = threading.Thread(target=lambda: result.append(again.wait(timeout=200)))
-        thread.start()
-    time.sleep(2)
-    with serve_at(port, tmp_path):
-        thread.join()
-    waiting.close()
-    assert result
+def test_a_restart_does_not_end_the_wait_for_a_job(mocked, monkeypatch):
+    """The service answers, is away, answers that it begins, and answers the end."""
+    monkeypatch.setattr("anchorage_client._sync.jobs.POLL_S", 0.05)
+    answers = iter(["running", None, 503, "running", "succeeded"])
+
+    def answer(_: httpx2.Request) -> httpx2.Response:
+        state = next(answers)
+        if state is None:
+            raise httpx2.ConnectError("refused")
+        if isinstance(state, int):
+            return httpx2.Response(state, json={"code": "starting"})
+        return httpx2.Response(200, json={"id": "17", "state": state, "result": {"made": 1}})
+
+    client = mocked(answer)
+    job = Job[object](client._transport, {"id": "17", "kind": "compare", "state": "running"})
+    assert job.wait() == {"made": 1}
 
 
 def test_a_service_that_stays_away_ends_the_wait_with_what_to_do(monkeypatch, capsys):
     monkeypatch.setattr("anchorage_client._sync.jobs.MAX_AWAY_S", 0.2)
     monkeypatch.setattr("anchorage_client._sync.jobs.POLL_S", 0.1)
-    with Client(f"http://127.0.0.1:{free_port()}") as client:
+    with Client("http://127.0.0.1:1") as client:
         job = Job[object](client._transport, {"id": "17", "kind": "compare", "state": "running"})
         with pytest.raises(UnavailableError, match=r"client\.jobs\.get\('17'\)\.wait\(\)"):
             job.wait(progress=True)
@@ -198,24 +126,16 @@ def test_a_service_that_stays_away_ends_the_wait_with_what_to_do(monkeypatch, ca
 
 
 def test_keys_open_the_service_within_their_scopes(tmp_path):
-    anchorage = f"{Path(sys.executable).parent}/anchorage"
-    made = subprocess.run(
-        f"{anchorage} db upgrade && {anchorage} keys create --name first --scope admin",
-        shell=True,
-        env={**os.environ, "ANCHORAGE_DATA_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (admin_key,) = re.findall(r"anc_[\w-]+", made.stdout)
-    with serve(auth="keys", data_dir=tmp_path) as server:
-        address = f"http://127.0.0.1:{server.port}"
-        for key in (None, "anc_wrong"):
-            with Client(address, api_key=key) as client, pytest.raises(AuthenticationError):
+    app = create_app(Settings(data_dir=tmp_path, auth="keys"))
+    with listening(app) as (host, port):
+        url, context = f"http://{host}:{port}", RequestContext("default")
+        _, key = create_key(app.state.services, context, name="first", scopes=[Scope.admin])
+        for wrong in (None, "anc_wrong"):
+            with Client(url, api_key=wrong) as client, pytest.raises(AuthenticationError):
                 client.translate(np.zeros((1, 2)), source="a", target="b", anchor_set="c")
-        with Client(address, api_key=admin_key) as admin:
+        with Client(url, api_key=key) as admin:
             reader = admin.api_keys.create("reader", scopes=["read"])
-            with Client(address, api_key=reader["key"]) as client:
+            with Client(url, api_key=reader["key"]) as client:
                 assert client.encoders.list() == []
                 with pytest.raises(PermissionDeniedError, match="scope `write`"):
                     client.encoders.create("x", dim=2)

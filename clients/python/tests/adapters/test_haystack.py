@@ -30,11 +30,10 @@ def test_pipelines_write_with_one_model_and_search_with_another(texts):
     search.connect("embed.embedding", "search.query_embedding")
     again = Pipeline.loads(search.dumps(), allowed_modules=["anchorage_client"])
     assert again.to_dict() == search.to_dict()
-    hits = [
-        text
-        in {each.content for each in search.run({"embed": {"text": text}})["search"]["documents"]}
-        for text in some
-    ]
+    hits = []
+    for text in some:
+        found = search.run({"embed": {"text": text}})["search"]["documents"]
+        hits.append(text in {each.content for each in found})
     assert np.mean(hits) > 0.9
 
 
@@ -73,10 +72,10 @@ def test_a_dictionary_names_the_variable_of_the_key(kind, monkeypatch):
         kind("old", api_key=Secret.from_token("anc_secret")).to_dict()
 
 
-def test_other_types_are_refused(texts):
+def test_other_types_are_refused():
     with pytest.raises(TypeError, match=r"Secret\.from_env_var"):
         AnchorageTextEmbedder("old", api_key="anc_x")
     with pytest.raises(TypeError, match="AnchorageDocumentEmbedder"):
-        AnchorageTextEmbedder("old", url=texts.url).run([Document(content="a")])
+        AnchorageTextEmbedder("old").run([Document(content="a")])
     with pytest.raises(TypeError, match="AnchorageTextEmbedder"):
-        AnchorageDocumentEmbedder("old", url=texts.url).run("text")
+        AnchorageDocumentEmbedder("old").run("text")

@@ -16,36 +16,28 @@ from llama_index.core.schema import TextNode
 from anchorage_client.adapters.llamaindex import AnchorageEmbedding
 
 
-def test_queries_and_texts_have_their_roles(texts):
-    model = AnchorageEmbedding("new", url=texts.url, embed_batch_size=3)
+def test_queries_and_texts_have_their_roles_in_both_worlds(texts):
     few = texts.sentences[:8]
     documents = texts.client.embed(few, model="new")
     query = texts.client.embed(few[:1], model="new", role="query")[0]
-    np.testing.assert_allclose(model.get_text_embedding_batch(few), documents, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(model.get_text_embedding(few[0]), documents[0], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(model.get_query_embedding(few[0]), query, rtol=0, atol=1e-5)
-    assert np.abs(query - documents[0]).max() > 1e-3
+    model = AnchorageEmbedding("new", url=texts.url, embed_batch_size=3)
 
-
-def test_asynchronous_calls_answer_the_same_with_and_without_a_client(texts):
-    few = texts.sentences[:5]
-    expected = texts.client.embed(few, model=texts.translated)
-
-    async def run() -> None:
+    async def ask() -> list[tuple[object, object, object]]:
         async with AsyncClient(texts.url) as remote:
-            for url, client in ((texts.url, None), ("http://127.0.0.1:9", remote)):
-                model = AnchorageEmbedding(texts.translated, url=url, async_client=client)
-                batch = await model.aget_text_embedding_batch(few)
-                one = await model.aget_text_embedding(few[0])
-                np.testing.assert_allclose([*batch, one], expected[[*range(5), 0]], atol=1e-5)
-                query = await model.aget_query_embedding(few[0])
-                np.testing.assert_allclose(
-                    [query],
-                    texts.client.embed(few[:1], model=texts.translated, role="query"),
-                    atol=1e-5,
+            given = AnchorageEmbedding("new", url="http://127.0.0.1:9", async_client=remote)
+            return [
+                (
+                    await each.aget_text_embedding_batch(few),
+                    await each.aget_text_embedding(few[0]),
+                    await each.aget_query_embedding(few[0]),
                 )
+                for each in (model, given)
+            ]
 
-    asyncio.run(run())
+    one, asked = model.get_text_embedding(few[0]), model.get_query_embedding(few[0])
+    for answer in ((model.get_text_embedding_batch(few), one, asked), *asyncio.run(ask())):
+        for found, expected in zip(answer, (documents, documents[0], query), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_an_index_of_llamaindex_is_searched_by_another_model(texts):
@@ -56,11 +48,8 @@ def test_an_index_of_llamaindex_is_searched_by_another_model(texts):
         pipeline.run(nodes=nodes), embed_model=AnchorageEmbedding(texts.translated, url=texts.url)
     )
     retriever = index.as_retriever(similarity_top_k=3)
-    hits = [
-        str(row) in {found.node.node_id for found in retriever.retrieve(text)}
-        for row, text in enumerate(some)
-    ]
-    assert np.mean(hits) > 0.9
+    found = [{each.node.node_id for each in retriever.retrieve(text)} for text in some]
+    assert np.mean([str(row) in few for row, few in enumerate(found)]) > 0.9
 
 
 def test_a_dictionary_has_no_key_and_makes_the_same_model(texts):

@@ -11,7 +11,6 @@ import numpy as np
 import psycopg
 import psycopg_pool
 import pytest
-from psycopg import sql
 from psycopg.rows import dict_row
 
 from anchorage_client.cascade import Cascade, PgvectorIndex, QdrantIndex
@@ -40,22 +39,15 @@ def qdrant(texts, old_vectors):
     vector = models.VectorParams(size=256, distance=models.Distance.DOT)
     client.create_collection("plain", vectors_config=vector)
     client.create_collection("named", vectors_config={"text": vector, "other": vector})
-    points = [
-        (row, numbers.tolist(), {"page_content": text, "metadata": {"row": row}})
-        for row, (text, numbers) in enumerate(zip(texts.sentences, old_vectors, strict=False))
-    ]
-    client.upsert("plain", [models.PointStruct(id=i, vector=v, payload=p) for i, v, p in points])
-    client.upsert(
-        "named",
-        [
-            models.PointStruct(
-                id=i,
-                vector={"text": v, "other": v[::-1]},
-                payload={"text": p["page_content"], "row": i},
-            )
-            for i, v, p in points
-        ],
-    )
+    points: dict[str, list[models.PointStruct]] = {"plain": [], "named": []}
+    for row, (text, numbers) in enumerate(zip(texts.sentences, old_vectors, strict=False)):
+        payload = {"page_content": text, "metadata": {"row": row}}
+        vectors = {"text": numbers.tolist(), "other": numbers[::-1].tolist()}
+        points["plain"].append(models.PointStruct(id=row, vector=vectors["text"], payload=payload))
+        payload = {"text": text, "row": row}
+        points["named"].append(models.PointStruct(id=row, vector=vectors, payload=payload))
+    for name, some in points.items():
+        client.upsert(name, some)
     yield client
     client.close()
 
@@ -63,26 +55,21 @@ def qdrant(texts, old_vectors):
 @pytest.fixture(scope="module")
 def connection(pgvector_url, texts, old_vectors):
     """The table that langchain-postgres writes, with an HNSW index, and one of halfvec."""
+    columns = "embedding {}(256), document text, cmetadata jsonb, collection_id int"
+    rows = [
+        (f"d{row}", str(numbers.tolist()), text, json.dumps({"row": row}), row % 2)
+        for row, (text, numbers) in enumerate(zip(texts.sentences, old_vectors, strict=False))
+    ]
     with psycopg.connect(pgvector_url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA cascade_client")
         for name, kind in (("documents", "vector"), ("halves", "halfvec")):
-            table = sql.Identifier("cascade_client", name)
+            table = f"cascade_client.{name}"
             connection.execute(
-                sql.SQL(
-                    "CREATE TABLE {} (id text PRIMARY KEY, embedding {}(256), document text, "
-                    "cmetadata jsonb, collection_id int)"
-                ).format(table, sql.SQL(kind))
+                f"CREATE TABLE {table} (id text PRIMARY KEY, {columns.format(kind)})"
             )
             with connection.cursor() as cursor:
-                cursor.executemany(
-                    sql.SQL("INSERT INTO {} VALUES (%s, %s, %s, %s, %s)").format(table),
-                    [
-                        (f"d{row}", str(numbers.tolist()), text, json.dumps({"row": row}), row % 2)
-                        for row, (text, numbers) in enumerate(
-                            zip(texts.sentences, old_vectors, strict=False)
-                        )
-                    ],
-                )
+                insert = f"INSERT INTO {table} VALUES (%s, %s, %s, %s, %s)"  # noqa: S608
+                cursor.executemany(insert, rows)
         connection.execute(
             "CREATE INDEX ON cascade_client.documents USING hnsw (embedding vector_cosine_ops)"
         )
@@ -115,6 +102,13 @@ def test_the_order_is_that_of_the_translated_candidates(texts, index, old_vector
     assert found >= 16
 
 
+def filter_of(index) -> object:
+    """The filter of the rows with the number 3."""
+    if isinstance(index, PgvectorIndex):
+        return {"id": "d3"}
+    return models.Filter(must=[models.HasIdCondition(has_id=[3])])
+
+
 def test_the_retriever_of_langchain(texts, index):
     cascade = Cascade(texts.client, index, **texts.pair)
     retriever = langchain.CascadeRetriever(cascade=cascade, k=4)
@@ -124,9 +118,12 @@ def test_the_retriever_of_langchain(texts, index):
     assert found[0].metadata["relevance_score"] > found[-1].metadata["relevance_score"]
     assert {"d3", "3"} & {each.id for each in found}
     assert asyncio.run(retriever.ainvoke(texts.sentences[3])) == found
-    bare = langchain.CascadeRetriever(cascade=cascade, score_key=None).invoke("card")
-    assert len(bare) == 10
-    assert bare[0].metadata.keys() == {"row"}
+    bare = langchain.CascadeRetriever(cascade=cascade, score_key=None)
+    assert bare.invoke("card", k=2)[0].metadata.keys() == {"row"}
+    [only] = bare.invoke("card", filter=filter_of(index))
+    assert only.metadata["row"] == 3
+    with pytest.raises(ValueError, match="`limit` is 0"):
+        bare.invoke("card", k=0)
 
 
 def test_the_retriever_of_llamaindex(texts, index):
@@ -148,15 +145,12 @@ def test_fuse_mixes_in_the_old_score(texts, index):
     assert found >= 18
     asked: list[str] = []
 
-    def embed_old(text: str) -> list[float]:
+    def embed(model: str, text: str) -> list[float]:
         asked.append(text)
-        return texts.client.embed(text, model="old", role="query")[0].tolist()
+        return texts.client.embed(text, model=model, role="query")[0].tolist()
 
-    def embed_new(text: str) -> list[float]:
-        asked.append(text)
-        return texts.client.embed(text, model="new", role="query")[0].tolist()
-
-    given = Cascade(texts.client, index, **names, embed_old=embed_old, embed_new=embed_new)
+    own = {"embed_old": partial(embed, "old"), "embed_new": partial(embed, "new")}
+    given = Cascade(texts.client, index, **names, **own)
     one, other = (each.search("Where is my card?", 5) for each in (given, fused))
     assert [hit.candidate.id for hit in one] == [hit.candidate.id for hit in other]
     assert asked == ["Where is my card?"] * 2
@@ -170,19 +164,13 @@ QUESTION = "Where is my card?"
 NATIVE = {"native": 20, "options": {"native_deadline_ms": 30_000}}
 
 
-def native_cosines(texts):
-    """The cosines of the question and all rows by the new encoder itself."""
-    question = texts.client.embed(QUESTION, model="new", role="query")[0]
-    return texts.client.embed(texts.sentences[:ROWS], model="new", role="document") @ question
-
-
 def fused_rows(texts, old_vectors):
     """The first 20 rows by the old encoder, ordered by old and native scores."""
-    old = old_vectors @ texts.client.embed(QUESTION, model="old", role="query")[0]
-    old /= np.linalg.norm(old_vectors, axis=1)
-    block = np.argsort(-old, kind="stable")[:20]
-    scores = [each[block] for each in (old, native_cosines(texts))]
-    fused = sum((each - each.mean()) / each.std() for each in scores)
+    old, new = (texts.client.embed(QUESTION, model=m, role="query")[0] for m in ("old", "new"))
+    scores = old_vectors @ old / np.linalg.norm(old_vectors, axis=1)
+    block = np.argsort(-scores, kind="stable")[:20]
+    native = texts.client.embed([texts.sentences[row] for row in block], model="new") @ new
+    fused = sum((each - each.mean()) / each.std() for each in (scores[block], native))
     return block[np.argsort(-fused, kind="stable")].tolist()
 
 
@@ -202,33 +190,13 @@ def test_old_and_native_scores_need_no_anchors(texts, index, old_vectors):
     assert only.metadata["row"] == 3
 
 
-def test_an_old_encoder_outside_the_service_embeds_its_queries_itself(texts, qdrant, old_vectors):
-    texts.client.encoders.create("elsewhere", dim=256)
-
-    def embed_old(text: str) -> list[float]:
-        return texts.client.embed(text, model="old", role="query")[0].tolist()
-
-    index = QdrantIndex(qdrant, "plain")
-    names = {"source": "elsewhere", "target": "new", "mode": "fuse", **NATIVE}
-    found = Cascade(texts.client, index, **names, embed_old=embed_old).search(QUESTION, 20)
-    rows = [hit.candidate.metadata["row"] for hit in found]
-    assert rows == fused_rows(texts, old_vectors)
-
-
 def test_nodes_that_llamaindex_stored_come_back(texts, qdrant, old_vectors):
     vector = models.VectorParams(size=256, distance=models.Distance.DOT)
     qdrant.create_collection("nodes", vectors_config=vector)
-    nodes = [
-        TextNode(id_=f"node-{row}", text=text, metadata={"row": row})
-        for row, text in enumerate(texts.sentences[:30])
-    ]
-    points = [
-        models.PointStruct(
-            id=row, vector=old_vectors[row].tolist(), payload=node_to_metadata_dict(node)
-        )
-        for row, node in enumerate(nodes)
-    ]
-    qdrant.upsert("nodes", points)
+    for row, text in enumerate(texts.sentences[:30]):
+        node = TextNode(id_=f"node-{row}", text=text, metadata={"row": row})
+        point = {"vector": old_vectors[row].tolist(), "payload": node_to_metadata_dict(node)}
+        qdrant.upsert("nodes", [models.PointStruct(id=row, **point)])
     cascade = Cascade(texts.client, QdrantIndex(qdrant, "nodes"), **texts.pair)
     found = llamaindex.CascadeRetriever(cascade, k=3).retrieve(texts.sentences[7])
     assert "node-7" in {each.node.node_id for each in found}
@@ -255,22 +223,6 @@ def test_an_empty_index_and_a_missing_name(texts, qdrant):
         QdrantIndex(qdrant, "named").search(np.zeros(256, np.float32), 3)
 
 
-def filter_of(index) -> object:
-    """The filter of the rows with the number 3."""
-    if isinstance(index, PgvectorIndex):
-        return {"id": "d3"}
-    return models.Filter(must=[models.HasIdCondition(has_id=[3])])
-
-
-def test_a_call_may_bring_a_filter_and_a_number(texts, index):
-    retriever = langchain.CascadeRetriever(cascade=Cascade(texts.client, index, **texts.pair))
-    [only] = retriever.invoke("card", filter=filter_of(index))
-    assert only.metadata["row"] == 3
-    assert len(retriever.invoke("card", k=2)) == 2
-    with pytest.raises(ValueError, match="`limit` is 0"):
-        retriever.invoke("card", k=0)
-
-
 def test_filters_of_an_index_hold_in_every_search(qdrant, connection, old_vectors):
     odd = models.Filter(must=[models.HasIdCondition(has_id=list(range(1, ROWS, 2)))])
     for index in (
@@ -285,17 +237,14 @@ def test_filters_of_an_index_hold_in_every_search(qdrant, connection, old_vector
 
 
 def test_threads_share_a_connection_or_a_pool_and_leave_no_transaction(
-    texts, connection, pgvector_url, old_vectors
+    connection, pgvector_url, old_vectors
 ):
     with psycopg_pool.ConnectionPool(pgvector_url, min_size=1, max_size=3) as pool:
         for shared in (connection, pool):
             index = PgvectorIndex(shared, "cascade_client.documents", metadata="cmetadata")
             with ThreadPoolExecutor(8) as threads:
-                found = list(threads.map(partial(index.search, limit=5), old_vectors[:100]))
-            assert [each[0].metadata["row"] for each in found[:20]] == list(range(20))
-            cascade = Cascade(texts.client, index, **texts.pair)
-            batch = langchain.CascadeRetriever(cascade=cascade).batch(texts.sentences[:12])
-            assert all(len(each) == 10 for each in batch)
+                found = list(threads.map(partial(index.search, limit=5), old_vectors[:40]))
+            assert [each[0].metadata["row"] for each in found] == list(range(40))
     assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 

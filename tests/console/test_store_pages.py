@@ -1,4 +1,4 @@
-"""The buttons of a migration: pages and forms, as a browser without scripts has them."""
+"""The pages of stores: what they hold, the verdict, and a migration by buttons."""
 
 from __future__ import annotations
 
@@ -9,10 +9,64 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
-from tests.fixtures.shop import Shop
+from tests.fixtures.shop import DOCUMENTS, QUERIES, Shop, embed
 
+PAIR = {"source": "old", "target": "new", "anchor_set": "items"}
 PLAN = {"pair": "new@items"}
 PAGE = "/console/stores/docs"
+VERDICT = f"{PAGE}/verdict?target=new&anchor_set=items"
+
+
+def test_without_a_store_the_page_says_how_to_begin(client: TestClient) -> None:
+    assert "anchorage quickstart postgresql://" in client.get("/console/stores").text
+    assert client.get("/console/stores/none").status_code == 404
+
+
+def test_a_store_says_what_it_holds_and_what_to_do(shop: Shop) -> None:
+    shop.connect()
+    listed = shop.client.get("/console").text
+    assert f'href="{PAGE}"' in listed
+    assert f"{VERDICT}&brief=true".replace("&", "&amp;") in listed
+    facts = shop.client.get(f"{PAGE}/facts").text
+    assert '<dd class="big">200</dd>' in facts
+    assert "Its vectors look like those of old." in facts
+    answer = shop.client.post("/advice", json={**PAIR, "corpus_size": 200}).json()
+    page = shop.client.get(VERDICT).text
+    assert f"<strong>{answer['advice'].capitalize()}.</strong>" in page
+    recall = answer["fidelity"]["measures"]["recall"]["value"]
+    assert f"Estimated recall@10: {100 * recall:.0f} %" in page
+    assert "among 200 items" in page
+    assert page.count("<li><span>") == 5  # a bar for each option
+    assert "nDCG@10" in shop.client.get(f"{VERDICT}&brief=true").text
+    wrong = shop.client.get(VERDICT.replace("new", "none"), headers={"HX-Request": "true"})
+    assert wrong.status_code == 404
+    assert "There is no encoder named" in wrong.text
+    assert "<html" not in wrong.text
+
+
+def test_a_recorded_evaluation_decides(
+    shop: Shop, finished: Callable[..., dict[str, object]]
+) -> None:
+    shop.connect()
+    judged = {
+        "queries": embed(DOCUMENTS[:30], "new").tolist(),
+        "old_queries": embed(DOCUMENTS[:30], "old").tolist(),
+        "documents": embed(DOCUMENTS, "old").tolist(),
+        "native_documents": embed(DOCUMENTS, "new").tolist(),
+        "judgements": [{"query": row, "document": row} for row in range(30)],
+    }
+    plain = {
+        name: embed(QUERIES, each).tolist()
+        for name, each in (("vectors", "old"), ("native", "new"))
+    }
+    jobs = []
+    for body in (judged, plain):  # only the first has judgements
+        headers = {"Prefer": "respond-async"}
+        jobs.append(shop.client.post("/evaluate", json={**PAIR, **body}, headers=headers).json())
+        assert finished(shop.client, jobs[-1]["id"])["state"] == "succeeded"
+    page = shop.client.get(VERDICT).text
+    assert f"/console/jobs/{jobs[0]['id']}" in page
+    assert "30 judged queries" in page
 
 
 def enabled(page: str) -> list[str]:
@@ -81,17 +135,6 @@ def test_a_step_that_is_not_possible_has_no_page_and_changes_nothing(planned: Sh
     assert planned.client.get("/migrations").json()["migrations"][0]["state"] == "planned"
     press(planned, "run")
     assert "below-estimate" in planned.client.get(f"{PAGE}/steps/cutover").text
-
-
-def test_a_form_of_another_site_is_refused(planned: Shop) -> None:
-    [migration] = planned.client.get("/migrations").json()["migrations"]
-    answer = planned.client.post(
-        f"{PAGE}/steps/run",
-        data={"migration": migration["id"]},
-        headers={"Sec-Fetch-Site": "cross-site"},
-    )
-    assert answer.status_code == 403
-    assert "origin" in answer.text.lower()
 
 
 def test_a_key_that_only_reads_sees_no_button_and_takes_no_step(
