@@ -20,7 +20,6 @@ from app.encoders.encoding import EncodedVectors
 from app.encoders.models.base import Input
 from app.errors import (
     Conflict,
-    EncoderNeedsVectors,
     EncoderNotFound,
     InputTooLong,
     InvalidOption,
@@ -242,12 +241,7 @@ def put_alias(
 
 def _put(services: Services, context: RequestContext, name: str, model: str) -> tables.AliasRow:
     with blaming("model", always=True):
-        try:
-            found = _read_id(services, context.project, model)
-        except EncoderNeedsVectors:
-            raise EncoderNeedsVectors(
-                f"The service does not run the encoder of {model!r}. Name an encoder that it runs."
-            ) from None
+        found = _read_id(services, context.project, model)
     with services.db.transaction() as session:
         resources.require_free(session, tables.EncoderRow, context.project, name)
         row = queries.alias(session, context.project, name)

@@ -53,11 +53,6 @@ class EncodeTask:
         self._unfinished = len(items)
         self._lock = threading.Lock()
 
-    @property
-    def length(self) -> int:
-        """Of all waiting items."""
-        return sum(item.length for _, item in self.waiting)
-
     def fitting(self, longest: int) -> Iterator[BatchEntry]:
         """Yield the waiting items up to this length, the longest first."""
         for place, item in islice(self.waiting, self._find(longest), None):
@@ -116,15 +111,12 @@ class Batcher:
     def submit(
         self, model: EncoderModel, items: Sequence[Item], owner: str, *, is_limited: bool = True
     ) -> EncodeTask:
-        """Queue items, and return their task.
+        """Queue one item or more, and return their task.
 
         Raises TooMuchAtOnce for a limited task while too much of its owner's waits, and
         EncoderFailed after `close`.
         """
         task = EncodeTask(model, items, owner, is_limited=is_limited)
-        if not items:
-            task.deliver([], torch.empty(0, model.dim))
-            return task
         with self._changed:
             if self._closed:
                 raise _stop_error()
@@ -171,8 +163,8 @@ class Batcher:
 
     def _require_room(self, owner: str) -> None:
         """Raises TooMuchAtOnce."""
-        tasks = self._owners.get(owner, ())
-        waiting = sum(task.length for task in tasks if task.is_limited)
+        tasks = [task for task in self._owners.get(owner, ()) if task.is_limited]
+        waiting = sum(item.length for task in tasks for _, item in task.waiting)
         if waiting >= self._most:
             raise TooMuchAtOnce(
                 f"Inputs of {waiting} tokens of this project wait to be encoded; the limit is "

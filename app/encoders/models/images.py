@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from app.errors import AnchorageError, ImageTooLarge, InvalidImage
 
@@ -20,24 +19,13 @@ if TYPE_CHECKING:
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+#: most bytes of one image's file, and most pixels of the decoded image
+MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS = 10 * 1024 * 1024, 25_000_000
 #: most reads of one file (a PNG chunk takes three), and most segments of a JPEG: each read costs
 #: some microseconds, however small it is
 MAX_READS = 80_000
 #: most scans of a JPEG: each scan is a pass over the whole image, and encoders write about ten
 MAX_SCANS = 50
-
-Mode = Literal["L", "RGB"]
-
-
-@dataclass(frozen=True)
-class ImageLimits:
-    """The most bytes of one image's file, and the most pixels of the decoded image."""
-
-    bytes: int = 10 * 1024 * 1024
-    pixels: int = 25_000_000
-
-
-DEFAULT_IMAGE_LIMITS = ImageLimits()
 
 
 class _File(BytesIO):
@@ -54,7 +42,7 @@ class _File(BytesIO):
         return super().read(size)
 
 
-def open_image(data: bytes, limits: ImageLimits, draft_side: int | None = None) -> Image:
+def open_image(data: bytes, draft_side: int | None = None) -> Image:
     """Return the file's first image, whose header is checked and which is not decoded yet.
 
     Raises ImageTooLarge and InvalidImage.
@@ -66,15 +54,15 @@ def open_image(data: bytes, limits: ImageLimits, draft_side: int | None = None) 
 
     if not data:
         raise InvalidImage("The image file is empty. Send a PNG, JPEG, WebP or GIF file.")
-    if len(data) > limits.bytes:
+    if len(data) > MAX_IMAGE_BYTES:
         raise ImageTooLarge(
-            f"The image file has {len(data)} bytes; the limit is {limits.bytes}. "
+            f"The image file has {len(data)} bytes; the limit is {MAX_IMAGE_BYTES}. "
             "Send a smaller file.",
-            limit=limits.bytes,
+            limit=MAX_IMAGE_BYTES,
         )
-    with _refusing(limits):
+    with _refusing():
         image = pillow.open(_File(data), formats=IMAGE_FORMATS)
-        _check_size(image, limits)
+        _check_size(image)
         if image.format in ("JPEG", "MPO"):
             _check_scans(data)
             if draft_side is not None:
@@ -82,18 +70,18 @@ def open_image(data: bytes, limits: ImageLimits, draft_side: int | None = None) 
         return image
 
 
-def decode_image(image: Image, limits: ImageLimits, mode: Mode = "RGB") -> Image:
-    """Return an opened image decoded and upright, on white where transparent, in `mode`.
+def decode_image(image: Image) -> Image:
+    """Return an opened image decoded and upright, in RGB, on white where transparent.
 
     Raises ImageTooLarge and InvalidImage.
     """
-    with _refusing(limits):
+    with _refusing():
         image.load()
-        return _flatten(_turn_upright(image), mode)
+        return _flatten(_turn_upright(image))
 
 
 @contextmanager
-def _refusing(limits: ImageLimits) -> Iterator[None]:
+def _refusing() -> Iterator[None]:
     """Raise whatever Pillow raises as InvalidImage or ImageTooLarge."""
     from PIL.Image import DecompressionBombError
 
@@ -103,9 +91,9 @@ def _refusing(limits: ImageLimits) -> Iterator[None]:
         raise
     except DecompressionBombError as error:
         raise ImageTooLarge(
-            f"The image has more than {limits.pixels} pixels, which is the limit. "
+            f"The image has more than {MAX_IMAGE_PIXELS} pixels, which is the limit. "
             "Send a smaller image.",
-            limit=limits.pixels,
+            limit=MAX_IMAGE_PIXELS,
         ) from error
     except Exception as error:  # a decoder may raise anything for a damaged file
         raise InvalidImage(
@@ -113,15 +101,15 @@ def _refusing(limits: ImageLimits) -> Iterator[None]:
         ) from error
 
 
-def _check_size(image: Image, limits: ImageLimits) -> None:
+def _check_size(image: Image) -> None:
     width, height = image.size
     if not width or not height:
         raise InvalidImage("The image has no pixels. Send an image of at least 1 x 1 pixels.")
-    if width * height > limits.pixels:
+    if width * height > MAX_IMAGE_PIXELS:
         raise ImageTooLarge(
-            f"The image has {width} x {height} pixels; the limit is {limits.pixels} in total. "
+            f"The image has {width} x {height} pixels; the limit is {MAX_IMAGE_PIXELS} in total. "
             "Send a smaller image.",
-            limit=limits.pixels,
+            limit=MAX_IMAGE_PIXELS,
         )
 
 
@@ -155,15 +143,13 @@ def _turn_upright(image: Image) -> Image:
     """
     from PIL import ImageOps
 
-    try:
+    with suppress(Exception):  # broken EXIF data may raise anything
         ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # broken EXIF data may raise anything
-        return image
     return image
 
 
-def _flatten(image: Image, mode: Mode) -> Image:
-    """Convert the image to `mode`: without transparency, 8 bits a channel."""
+def _flatten(image: Image) -> Image:
+    """Convert the image to RGB: without transparency, 8 bits a channel."""
     from PIL import Image as pillow  # noqa: N813
 
     if image.mode.startswith("I"):
@@ -178,6 +164,4 @@ def _flatten(image: Image, mode: Mode) -> Image:
         background = pillow.new("RGB", image.size, "white")
         background.paste(image, mask=image.getchannel("A"))
         image = background
-    elif image.mode == "P" and mode == "L":
-        image = image.convert("RGB")
-    return image.convert(mode) if image.mode != mode else image
+    return image.convert("RGB")

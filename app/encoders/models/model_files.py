@@ -29,11 +29,11 @@ def find_model(
     packaged   folder of an installed package that contains this model
     """
     path = resolve_inside(sources.folder, spec.model)
-    if path is not None and path.is_dir():
+    if path is None or not path.is_dir():
+        path = packaged
+    if path is not None:
         _require_size(spec, sources, [*path.rglob("*.safetensors")])
         return path, _require_revision(spec, path, list_files(path))
-    if packaged is not None and packaged.is_dir():
-        return packaged, _require_revision(spec, packaged, list_files(packaged))
     if any(fnmatchcase(spec.model, pattern) for pattern in sources.hub):
         return _download(spec)
     raise EncoderUnavailable(
@@ -71,15 +71,12 @@ def resolve_inside(folder: Path | None, name: str) -> Path | None:
 
 def list_files(folder: Path) -> list[Path]:
     """Return all files and links of the model, without hidden files and Markdown."""
-    paths = [
-        path
-        for path in folder.rglob("*")
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
     return [
         path
-        for path in paths
-        if path.suffix != ".md" and not (path.is_dir() and not path.is_symlink())
+        for path in folder.rglob("*")
+        if path.suffix != ".md"
+        and (path.is_symlink() or not path.is_dir())
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
 
 

@@ -4,13 +4,12 @@ loaders read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.errors import InvalidOption, UnknownOption
+from app.errors import InvalidOption
 from app.types import EncoderKind
 
 #: more options than any kind has
@@ -104,17 +103,3 @@ def choose_dim(options: EncoderOptions, full: int) -> int:
             field="options.dim",
         )
     return dim
-
-
-def refuse_other_kinds(kind: EncoderKind, options: Mapping[str, Any]) -> None:
-    """Raises UnknownOption for an option that only other kinds accept."""
-    own = OPTIONS_BY_KIND[kind].model_fields
-    for name in options:
-        if name not in own and any(
-            name in other.model_fields for other in OPTIONS_BY_KIND.values()
-        ):
-            raise UnknownOption(
-                f"`options.{name}` does not apply to encoders of kind {kind}. Remove it. "
-                f"Their options are {', '.join(own)}.",
-                field=f"options.{name}",
-            )

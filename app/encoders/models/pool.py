@@ -17,7 +17,7 @@ from app.encoders.models import model_files, text, vision
 from app.encoders.models.base import EncoderModel, EncoderSpec, Item, ModelSources
 from app.encoders.models.batcher import Batcher, EncodeTask
 from app.encoders.models.remote import encoder as remote
-from app.errors import AnchorageError, EncoderNeedsVectors, EncoderUnavailable
+from app.errors import AnchorageError, EncoderUnavailable
 from app.ops import metrics
 from app.single_flight import SingleFlight
 from app.types import EncoderKind
@@ -41,9 +41,6 @@ ENDPOINT_LANES = 4
 #: tokens of one batch with padding. On a CPU a larger batch is hardly faster, and delays others.
 CPU_BATCH_TOKENS = 512
 BATCH_TOKENS = 16_384
-
-#: age at which an endpoint's model is loaded again, because the endpoint may have replaced it
-REMOTE_RELOAD_S = 300
 
 #: most tokens of one project that wait; for an endpoint, most inputs
 MAX_WAITING = 2**18
@@ -92,32 +89,26 @@ class EncoderPool:
         """Return the model, and load it if necessary.
 
         The first caller loads the model inside `turn()`; other callers wait for its result. An
-        endpoint's model takes no turn, because it computes nothing here. Raises
-        EncoderNeedsVectors for kinds without a loader, and the loader's errors.
+        endpoint's model takes no turn, because it computes nothing here. Raises the loader's
+        errors.
         """
-        loader = LOADERS.get(spec.kind)
-        if loader is None:
-            raise EncoderNeedsVectors(
-                f"An encoder of kind {spec.kind!r} cannot encode inputs. Send `vectors` instead.",
-                field="inputs",
-            )
-        found = self.loaded(spec)
-        if found is not None:
-            return found
 
         def load() -> EncoderModel:
             found = self.loaded(spec)  # another call may have ended meanwhile
             if found is not None:
                 return found
             with nullcontext() if spec.kind == EncoderKind.openai else turn():
-                return self._load(loader, spec)
+                return self._load(spec)
 
-        return self._loading.run(spec.key, load)
+        return self.loaded(spec) or self._loading.run(spec.key, load)
 
     def loaded(self, spec: EncoderSpec) -> EncoderModel | None:
         """Return the model if it is in memory, else None."""
         with self._lock:
-            return self._find(spec.key)
+            if spec.key not in self._loaded:
+                return None
+            self._loaded.move_to_end(spec.key)
+            return self._loaded[spec.key][0]
 
     def hash_folder(self, spec: EncoderSpec) -> str | None:
         """Return the digest of the model's files in the operator's folder now; None without."""
@@ -165,20 +156,10 @@ class EncoderPool:
         for lanes in (self._compute, *self._network.values()):
             lanes.close()
 
-    def _find(self, key: str) -> EncoderModel | None:
-        if key not in self._loaded:
-            return None
-        model, loaded_at = self._loaded[key]
-        if model.endpoint and time.monotonic() - loaded_at > REMOTE_RELOAD_S:
-            del self._loaded[key]
-            return None
-        self._loaded.move_to_end(key)
-        return model
-
-    def _load(self, loader: Loader, spec: EncoderSpec) -> EncoderModel:
+    def _load(self, spec: EncoderSpec) -> EncoderModel:
         """Raises EncoderUnavailable, and InvalidOption for an option that the model has not."""
         try:
-            model = loader(spec, self._sources, self.device)
+            model = LOADERS[spec.kind](spec, self._sources, self.device)
             self._add(spec.key, model)
         except Exception as error:  # the libraries may raise anything for a broken model
             metrics.MODEL_LOADS.labels("refused").inc()

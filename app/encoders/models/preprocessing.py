@@ -12,14 +12,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from app.encoders.models import images
 from app.encoders.models.base import Input, Item
-from app.encoders.models.images import (
-    DEFAULT_IMAGE_LIMITS,
-    ImageLimits,
-    Mode,
-    decode_image,
-    open_image,
-)
+from app.encoders.models.images import decode_image, open_image
 from app.encoders.models.torchvision_ops import import_timm
 from app.errors import (
     AnchorageError,
@@ -56,31 +51,20 @@ class ImagePreparer:
     config  from timm's `resolve_model_data_config`
     draft   whether JPEG files are decoded at a reduced size that is large enough
 
-    Raises EncoderUnavailable for other numbers of channels than 1 and 3, and any error of timm and
+    Raises EncoderUnavailable for a model that does not read colours, and any error of timm and
     torchvision for a configuration that is not valid.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], *, draft: bool, limits: ImageLimits = DEFAULT_IMAGE_LIMITS
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], *, draft: bool) -> None:
         channels, height, width = config["input_size"]
-        if channels not in (1, 3):
+        if channels != 3:
             raise EncoderUnavailable(
-                f"The model reads images of {channels} channels. The service supports 1 and 3.",
+                f"The model reads images of {channels} channels. Name a model that reads 3, as "
+                "almost all do.",
                 field="model",
             )
-        # Statistics of three channels become their mean for a model of one, as in timm's loaders.
-        statistics = {
-            key: config[key]
-            if len(config[key]) == channels
-            else (sum(config[key]) / len(config[key]),) * channels
-            for key in ("mean", "std")
-        }
-        create_transform = import_timm("timm.data").create_transform
-        self.transform = create_transform(**{**config, **statistics}, is_training=False)
+        self.transform = import_timm("timm.data").create_transform(**config, is_training=False)
         self.size = (width, height)
-        self.mode: Mode = "L" if channels == 1 else "RGB"
-        self._limits = limits
         #: shorter side after a resize that keeps proportions
         self._scaled = int(max(height, width) / config["crop_pct"])
         self._draft_side = max(height, width, self._scaled) if draft else None
@@ -103,7 +87,7 @@ class ImagePreparer:
         files = _require_images(inputs)
         for row, data in enumerate(files):
             try:
-                image = open_image(data, self._limits, self._draft_side)
+                image = open_image(data, self._draft_side)
                 pixels = max(image.size[0] * image.size[1], self._resized_pixels(image))
                 (small if pixels <= SMALL_IMAGE_PIXELS else large).append((row, image))
             except (InvalidImage, ImageTooLarge) as error:
@@ -117,7 +101,7 @@ class ImagePreparer:
         return [items[row] for row in range(len(files))]
 
     def _decode(self, image: Image) -> Item:
-        decoded = decode_image(image, self._limits, self.mode)
+        decoded = decode_image(image)
         try:
             features = self.transform(decoded)
         except ValueError as error:  # a side shorter than one pixel
@@ -132,11 +116,11 @@ class ImagePreparer:
         exceed any memory.
         """
         resized = self._scaled**2 * max(image.size) // min(image.size)
-        if resized > self._limits.pixels:
+        if resized > images.MAX_IMAGE_PIXELS:
             raise ImageTooLarge(
                 f"The image is too long for its width ({_size_of(image)}): resized for this model "
-                f"it would have more than {self._limits.pixels} pixels. Crop it.",
-                limit=self._limits.pixels,
+                f"it would have more than {images.MAX_IMAGE_PIXELS} pixels. Crop it.",
+                limit=images.MAX_IMAGE_PIXELS,
             )
         return resized
 

@@ -128,60 +128,42 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> VisionEncoder
     return VisionEncoder(model, preparer, identity, device=device)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise EncoderUnavailable(
-            f"The model has no {path.name}. Ask the operator to add it.", field="model"
-        )
-    content = json.loads(path.read_text("utf-8"))
-    if not isinstance(content, dict):
-        raise EncoderUnavailable(f"The model's {path.name} is not a JSON object.", field="model")
-    return content
-
-
-def _check_arguments(name: Any, arguments: Any) -> None:
-    """Raises EncoderUnavailable for a name that timm does not know, and for arguments that would
-    load another checkpoint.
-    """
-    if not isinstance(name, str) or not import_timm().is_model(name):
-        raise EncoderUnavailable(f"timm has no model named {name!r}.", field="model")
-    if not isinstance(arguments, dict):
-        raise EncoderUnavailable(
-            "The arguments in the model's JSON file must be a JSON object.", field="model"
-        )
-    forbidden = sorted(
-        key for key in arguments if key in FORBIDDEN_ARGUMENTS or key.startswith("pretrained")
-    )
-    if forbidden:
-        raise EncoderUnavailable(
-            "The arguments in the model's JSON file may not contain "
-            f"{', '.join(forbidden)}. Ask the operator to remove them.",
-            field="model",
-        )
-
-
 def _load_folder(folder: Path) -> Any:
     """Let timm load the folder, because it converts older layouts.
 
-    Raises EncoderUnavailable for weights that do not fit: timm would fill gaps with random numbers.
+    Raises EncoderUnavailable for a name that timm does not know, for arguments that would load
+    another checkpoint, and for weights that do not fit: timm would fill gaps with random numbers.
     """
-    config = _read(folder / "config.json")
-    if not (folder / "model.safetensors").is_file():
-        raise EncoderUnavailable(
-            "The model has no model.safetensors. The service does not read pickled weights (.bin, "
-            ".pth). Ask the operator to convert them.",
-            field="model",
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise _unavailable(
+                f"The model has no {name}, and the service reads no pickled weights (.bin, .pth). "
+                "Ask the operator to add or convert it."
+            )
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    arguments = config.get("model_args", {}) if isinstance(config, dict) else None
+    if not isinstance(arguments, dict):
+        raise _unavailable("The model's config.json and its `model_args` must be JSON objects.")
+    name = config.get("architecture")
+    if not isinstance(name, str) or not import_timm().is_model(name):
+        raise _unavailable(f"timm has no model named {name!r}.")
+    if forbidden := sorted(
+        key for key in arguments if key in FORBIDDEN_ARGUMENTS or key.startswith("pretrained")
+    ):
+        raise _unavailable(
+            f"`model_args` of the model's config.json may not contain {', '.join(forbidden)}. Ask "
+            "the operator to remove them."
         )
-    arguments = config.get("model_args", {})
-    _check_arguments(config.get("architecture"), arguments)
     model = import_timm().create_model(f"local-dir:{folder}", pretrained=True)
     # With different numbers timm does not check the weights.
     if model.num_classes != model.pretrained_cfg["num_classes"]:
-        raise EncoderUnavailable(
-            "The model's config.json contains two different numbers of classes.", field="model"
-        )
+        raise _unavailable("The model's config.json contains two different numbers of classes.")
     model.reset_classifier(0)
     return model
+
+
+def _unavailable(detail: str) -> EncoderUnavailable:
+    return EncoderUnavailable(detail, field="model")
 
 
 def _measure_dim(
@@ -190,13 +172,11 @@ def _measure_dim(
     """Encode a blank image and return the dimension, so that a broken model fails when it loads."""
     from PIL import Image
 
-    blank = preparer.transform(Image.new(preparer.mode, preparer.size))
+    blank = preparer.transform(Image.new("RGB", preparer.size))
     with torch.inference_mode():
         vectors = model(blank[None].to(device, dtype))
     if not isinstance(vectors, Tensor) or vectors.ndim != 2 or not vectors.isfinite().all():
-        raise EncoderUnavailable(
-            "The model does not return one vector of numbers for each image.", field="model"
-        )
+        raise _unavailable("The model does not return one vector of numbers for each image.")
     return int(vectors.shape[1])
 
 

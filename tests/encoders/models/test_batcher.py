@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ drawn_works = st.lists(
     st.tuples(
         st.integers(0, 3),  # owner
         st.integers(0, 1),  # model
-        st.lists(st.integers(0, 40), max_size=12),  # lengths
+        st.lists(st.integers(0, 40), min_size=1, max_size=12),  # lengths
         st.sampled_from(["kept", "kept", "cancelled while waiting", "cancelled while running"]),
         st.booleans(),  # whether it is limited
     ),
@@ -95,7 +95,7 @@ def test_every_task_gets_its_own_rows_in_order(drawn, count, budget):
     ran = [each.features for model in models for batch in model.batches for each in batch]
     assert len(ran) == len(set(ran))
     for work, items, fate in works:
-        if fate == "cancelled while waiting" and items:
+        if fate == "cancelled while waiting":
             assert work.future.cancelled()
             assert not {each.features for each in items} & set(ran)
     for batch in (batch for model in models for batch in model.batches):
@@ -178,21 +178,6 @@ def test_too_much_of_one_owner_is_refused_and_refuses_no_other_owner_and_no_job(
 # Cancellation, errors and the end
 
 
-def test_a_task_cancelled_while_it_runs_loses_only_its_own_rest():
-    model = Squares()
-    with lanes(budget=4) as batcher:
-        model.gate.clear()
-        work = batcher.submit(model, [item(n) for n in range(10)], "a")
-        assert model.entered.acquire(timeout=LONG_S)
-        assert work.future.cancel()
-        other = batcher.submit(model, [item(50)], "b")
-        model.gate.set()
-        torch.testing.assert_close(result(other), squares([50]))
-        assert len(order(model)) <= 4 + 1
-    with pytest.raises(CancelledError):
-        work.future.result(0)
-
-
 def test_a_bad_input_fails_only_its_own_request():
     model = Failing()
     good = [(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
@@ -218,10 +203,7 @@ def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
 
 @pytest.mark.parametrize(
     "error",
-    [
-        RuntimeError("path/to/secret"),
-        SystemExit(1),
-    ],
+    [RuntimeError("path/to/secret"), SystemExit(1)],
 )
 def test_any_error_of_a_model_fails_the_request_and_not_the_lane(error):
     model = Failing()
@@ -233,20 +215,11 @@ def test_any_error_of_a_model_fails_the_request_and_not_the_lane(error):
         torch.testing.assert_close(result(batcher.submit(model, [item(2)], "a")), squares([2]))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda vectors: vectors[:1],
-        lambda vectors: vectors[:, :1],
-        lambda vectors: None,
-    ],
-)
+@pytest.mark.parametrize("wrong", [lambda made: made[:1], lambda made: made[:, :1], lambda made: 0])
 def test_vectors_of_another_shape_are_an_error(wrong):
     model = Squares()
     model.vectors = lambda items: wrong(squares([each.features for each in items]))
-    for work in run_together(
-        *((model, [item(1), item(2), item(3)], owner) for owner in ("a", "b"))
-    ):
+    for work in run_together(*((model, [item(1), item(2)], owner) for owner in "ab")):
         with pytest.raises(EncoderFailed):
             result(work)
 

@@ -11,7 +11,7 @@ import torch
 from app.encoders.models import pool as registry
 from app.encoders.models.base import EncoderSpec, Item, ModelIdentity
 from app.encoders.models.pool import EncoderPool
-from app.errors import EncoderNeedsVectors, EncoderUnavailable
+from app.errors import EncoderUnavailable
 from app.types import InputRole, Modality
 from tests.encoders.models.squares import metric
 
@@ -72,12 +72,6 @@ def pool(loader):
 
 def spec(model, **options):
     return EncoderSpec("ones", model, options=options)
-
-
-def test_an_external_encoder_cannot_encode(pool):
-    with pytest.raises(EncoderNeedsVectors, match="Send `vectors`") as caught:
-        pool.get(EncoderSpec("external", ""))
-    assert caught.value.field == "inputs"
 
 
 def test_only_equal_specifications_share_a_model(pool, loader):

@@ -147,7 +147,7 @@ def test_a_downloaded_model_needs_no_network(cached, folder):
 
 def test_a_folder_has_priority_over_the_hub(cached, folder):
     (cached / "models" / "timm").mkdir(parents=True)
-    (cached / "models" / "timm" / "tiny").symlink_to(folder / "grey")
+    (cached / "models" / "timm" / "tiny").symlink_to(folder / "resnet")
     shelf = ModelSources(folder=cached, hub=("timm/*",))
     assert find_model(EncoderSpec("timm", "timm/tiny"), shelf)[1] == COMMIT
     own = cached / "timm" / "tiny"

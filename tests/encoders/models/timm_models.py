@@ -34,13 +34,11 @@ def png(picture) -> bytes:
 IMAGES = [png(picture) for picture in PICTURES]
 
 SMALL = {"channels": [8, 8, 16, 24], "stem_width": 8}
-DATA = {"input_size": (1, 28, 28), "mean": (0.3,), "std": (0.4,), "crop_pct": 1.0}
 SQUASHED = {"input_size": (3, 64, 48), "crop_mode": "squash", "interpolation": "bilinear"}
 VIT = {"img_size": 32, "embed_dim": 24, "num_heads": 2}
 #: name -> (timm's name, its arguments, its preprocessing, how it pools)
 TINY = {
     "resnet": ("resnet10t", {**SMALL, "num_classes": 5}, {"input_size": (3, 40, 40)}, "avg"),
-    "grey": ("resnet10t", {**SMALL, "in_chans": 1}, DATA, "avg"),
     "vit": (
         "vit_tiny_patch16_224",
         {**VIT, "patch_size": 8, "depth": 2, "num_classes": 7},

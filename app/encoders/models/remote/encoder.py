@@ -21,7 +21,7 @@ from app.encoders.models.remote.answers import ENDPOINT_MAX_DIM, read_answer
 from app.encoders.models.remote.endpoint import Endpoint
 from app.encoders.models.remote.options import read_remote_options
 from app.errors import EncoderFailed, EncoderUnavailable, InvalidInput
-from app.types import InputRole, Modality, is_unicode
+from app.types import InputRole, Modality
 
 #: largest difference from 1 of a norm that counts as unit length
 UNIT_TOLERANCE = 1e-3
@@ -33,11 +33,6 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder
     Raises EncoderUnavailable and InvalidOption.
     """
     options, key_env = read_remote_options(spec.options, sources)
-    if not is_unicode(spec.model):
-        raise EncoderUnavailable(
-            "The model's name contains half of a surrogate pair. Send valid Unicode.",
-            field="model",
-        )
     endpoint = Endpoint(spec.model, options, key_env)
     try:
         vectors, name = _probe(endpoint)
@@ -114,14 +109,8 @@ class RemoteEncoder:
         """
         body = self._endpoint.embed([item.features for item in items], self.dim, is_abandoned)
         vectors, name = read_answer(body, len(items))
-        if vectors.shape[1] != self.dim:
-            raise EncoderFailed(
-                f"The endpoint now returns vectors of {vectors.shape[1]} dimensions. It returned "
-                f"{self.dim} when this encoder was loaded. Register the new model as another "
-                "encoder."
-            )
         # Vectors of another model would silently spoil every translator of this encoder.
-        if name != self._name:
+        if (vectors.shape[1], name) != (self.dim, self._name):
             raise EncoderFailed(
                 "The endpoint now answers with another model than when this encoder was loaded. "
                 "Register the new model as another encoder."

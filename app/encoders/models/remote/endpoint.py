@@ -13,12 +13,10 @@ import os
 import random
 import re
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from functools import cache
 
 import httpcore2
@@ -101,9 +99,18 @@ class Endpoint:
     """One model at a base URL, and its connections."""
 
     def __init__(self, model: str, options: RemoteOptions, key_env: str | None) -> None:
+        """Raises EncoderUnavailable if the operator's variable of the key holds none."""
         #: how vectors are asked for; not all endpoints know base64
         self.encoding = "base64"
-        self._model, self._options, self._key_env = model, options, key_env
+        self._model, self._options = model, options
+        self._key = "" if key_env is None else os.environ.get(key_env, "").strip()
+        # The HTTP library would quote an invalid key in its error.
+        if key_env is not None and not re.fullmatch(r"[!-~]+", self._key):
+            raise EncoderUnavailable(
+                "The key of this endpoint is not set, or is not printable ASCII. "
+                "Ask the operator to set it.",
+                field="model",
+            )
         self._loop = _event_loop()
         self._pool = httpcore2.AsyncConnectionPool(
             # Checks certificates against the system's authorities, or those of SSL_CERT_FILE.
@@ -164,55 +171,44 @@ class Endpoint:
         return f"{self._options.url}/embeddings"
 
     async def _request(self, content: bytes, most: int) -> EndpointResponse:
-        headers, key = self._make_headers()
-        try:
-            async with self._pool.stream(
-                "POST",
-                self._url,
-                headers=headers,
-                content=content,
-                extensions={"timeout": {"connect": ENDPOINT_CONNECT_S}},
-            ) as answer:
-                response = await _read_response(answer, most)
-        except EncoderFailed:
-            raise
-        except httpcore2.TimeoutException:
-            response = EndpointResponse(None, failure="The endpoint did not answer in time.")
-        except httpcore2.NetworkError:
-            response = EndpointResponse(None, failure="The connection to the endpoint failed.")
-        except Exception as error:  # such as UnicodeError for a host
-            response = EndpointResponse(
-                None,
-                failure="The endpoint cannot be found, closes the connection early or does not "
-                f"speak HTTP ({type(error).__name__}).",
-            )
-        if response.status != 200:
-            reason = response.failure or f"{response.status} {_quote_error(response, key)}"
-            log.warning("endpoint request failed: POST %s: %s", self._url, reason)
-        return response
-
-    def _make_headers(self) -> tuple[dict[str | bytes, str | bytes], str]:
-        """Return the request's headers and the key. The key is read for each request, so that the
-        operator may change it. Raises EncoderUnavailable.
-        """
         headers: dict[str | bytes, str | bytes] = {
             "Host": self._options.url.split("/")[2],
             "Accept": "application/json",
             "Accept-Encoding": "identity",
             "Content-Type": "application/json",
             "User-Agent": "anchorage",
+            **({"Authorization": f"Bearer {self._key}"} if self._key else {}),
         }
-        if self._key_env is None:
-            return headers, ""
-        key = os.environ.get(self._key_env, "").strip()
-        # The HTTP library would quote an invalid key in its error.
-        if not re.fullmatch(r"[!-~]+", key):
-            raise EncoderUnavailable(
-                "The key of this endpoint is not set, or is not printable ASCII. "
-                "Ask the operator to set it.",
-                field="model",
+        timeouts = {"timeout": {"connect": ENDPOINT_CONNECT_S}}
+        try:
+            async with self._pool.stream(
+                "POST", self._url, headers=headers, content=content, extensions=timeouts
+            ) as answer:
+                response = await _read_response(answer, most)
+        except EncoderFailed:
+            raise
+        except Exception as error:  # of the network, of HTTP, or UnicodeError for a host
+            response = EndpointResponse(
+                None,
+                failure="The endpoint cannot be reached, closes the connection early or does not "
+                f"speak HTTP ({type(error).__name__}).",
             )
-        return {**headers, "Authorization": f"Bearer {key}"}, key
+        if response.status != 200:
+            reason = response.failure or f"{response.status} {self._quote_error(response)}"
+            log.warning("endpoint request failed: POST %s: %s", self._url, reason)
+        return response
+
+    def _quote_error(self, response: EndpointResponse) -> str:
+        """Return the start of an error's body for the log, without the key; nothing where the
+        endpoint rejects the key.
+        """
+        if response.status in KEY_STATUSES:
+            return ""
+        text = response.body.decode(errors="replace")
+        if self._key:
+            text = text.replace(self._key, "(key)")
+        start = text[:ERROR_CHARACTERS]
+        return "".join(character if character.isprintable() else " " for character in start)
 
 
 def _close(pool: httpcore2.AsyncConnectionPool, loop: asyncio.AbstractEventLoop) -> None:
@@ -230,30 +226,6 @@ async def _read_response(answer: httpcore2.Response, most: int) -> EndpointRespo
                 "inputs. Check what it serves."
             )
     headers = {name.lower(): value for name, value in answer.headers}
-    wait_s = parse_retry_after(headers.get(b"retry-after", b""))
+    asked = headers.get(b"retry-after", b"")
+    wait_s = float(asked) if re.fullmatch(rb"[0-9]{1,6}", asked) else None
     return EndpointResponse(answer.status, bytes(body), wait_s)
-
-
-def parse_retry_after(value: bytes) -> float | None:
-    """Return the seconds of a Retry-After header, which holds a number or a date; else None."""
-    if re.fullmatch(rb"[0-9]{1,6}", value):
-        return float(value)
-    if len(value) > 40:
-        return None
-    try:
-        return max(parsedate_to_datetime(value.decode("ascii")).timestamp() - time.time(), 0.0)
-    except (ValueError, TypeError, OverflowError, IndexError, OSError):
-        return None
-
-
-def _quote_error(response: EndpointResponse, key: str) -> str:
-    """Return the start of an error's body for the log, without the key; nothing where the endpoint
-    rejects the key.
-    """
-    if response.status in KEY_STATUSES:
-        return ""
-    text = response.body.decode(errors="replace")
-    if key:
-        text = text.replace(key, "(key)")
-    start = text[:ERROR_CHARACTERS]
-    return "".join(character if character.isprintable() else " " for character in start)

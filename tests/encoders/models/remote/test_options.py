@@ -60,13 +60,3 @@ def test_equal_urls_have_one_normal_form(url):
 def test_a_url_may_differ_from_the_operators_in_form(endpoint):
     spec = EncoderSpec("openai", "truth", None, {"url": endpoint.url.replace("http", "HTTP") + "/"})
     assert load_encoder(spec, allow_url(f"{endpoint.url}//"), "cpu").dim == DIM
-
-
-def test_a_name_of_invalid_unicode_is_rejected(endpoint):
-    with pytest.raises(EncoderUnavailable) as caught:
-        load_encoder(
-            EncoderSpec("openai", "\ud800", None, {"url": endpoint.url}),
-            allow_url(endpoint.url),
-            "cpu",
-        )
-    assert (caught.value.field, endpoint.connections) == ("model", 0)
