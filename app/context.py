@@ -43,8 +43,6 @@ class Limits:
     input_characters  characters of one input text
     pool              items of one side of a bootstrap
     numbers           numbers in one answer: a few vectors can become gigabytes in a large space
-    jobs              unfinished jobs of all projects together
-    project_jobs      unfinished jobs of one project
     native_remote     addresses of stores whose texts may be sent to remote encoders
     """
 
@@ -52,25 +50,7 @@ class Limits:
     input_characters: int = 32_768
     pool: int = 200_000
     numbers: int = ANSWER_NUMBERS_A_VECTOR * 16_384
-    jobs: int = 10_000
-    project_jobs: int = 1_000
     native_remote: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Days after which unused rows are deleted; 0: never.
-
-    jobs_days         after a job ended
-    audit_days        after the write that the audit row records
-    translators_days  after the last use of a translator
-    native_bytes      of stored native vectors, above which the oldest are deleted
-    """
-
-    jobs_days: int = 30
-    audit_days: int = 365
-    translators_days: int = 90
-    native_bytes: int = 2**30
 
 
 class WorkTurns:
@@ -100,7 +80,6 @@ class Services:
     device: str = "cpu"
     #: wakes idle workers when a job has been queued; never waits and never raises
     notify_workers: Callable[[], None] = lambda: None
-    retention: Retention = field(default_factory=Retention)
     #: the longest fit of a request, in seconds of one core; a job makes longer ones. None: no
     #: limit, as in workers and commands
     request_fit_s: float | None = None

@@ -28,7 +28,7 @@ from app.errors import FitQueued
 from app.heads import endpoints as heads
 from app.http import admission, bodies, docs, problems
 from app.http.admission import Admission, AdmissionMiddleware
-from app.http.rates import RateLimiter
+from app.http.rates import Rates
 from app.jobs import answers as job_answers
 from app.jobs import endpoints as jobs
 from app.moves import endpoints as migrations
@@ -133,7 +133,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.keys = KeyRing(services) if requires_keys(settings) else None
     app.state.admission = Admission(
         find_key=None if app.state.keys is None else app.state.keys.find,
-        rates=RateLimiter(settings.rate_limit, settings.redis_url, settings.redis_prefix),
+        rates=Rates(settings.rate_limit, settings.redis_url, settings.redis_prefix),
         hosts=_hosts(settings),
         max_body_bytes=settings.max_body_bytes,
         max_json=settings.max_json,

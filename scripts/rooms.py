@@ -58,15 +58,14 @@ FLOORS: list[tuple[str, dict[str, tuple[int, str]]]] = [
 ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.items()}
 #: rooms that are above their budgets, with the most lines that they may have until they are smaller
 OVER = {
-    "app": 1_879,
-    "app/access": 613,
+    "app": 1_849,
     "app/encoders": 3_415,
     "app/heads": 983,
-    "app/http": 2_526,
+    "app/http": 2_397,
     "app/maths": 7_060,
     "app/openai": 634,
     "app/stores": 7_960,
-    "workers": 342,
+    "workers": 252,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62

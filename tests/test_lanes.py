@@ -101,24 +101,6 @@ def test_a_small_task_among_a_huge_one_waits_for_a_few_of_its_spans_only():
     lanes.close()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_equal_tasks_advance_together(count):
-    """Had they gone one after the other, the first would have ended before the last began."""
-    lanes, order = Lanes(count), []
-    gate = threading.Event()
-    blocking = [lanes.submit(lambda start, stop: gate.wait(SOON_S), 1, 1) for _ in range(count)]
-    tasks = [
-        lanes.submit(lambda start, stop, number=number: order.append(number), 100, 1)
-        for number in range(4)
-    ]
-    gate.set()
-    wait([*tasks, *blocking], SOON_S)
-    assert [order.count(number) for number in range(4)] == [100] * 4
-    half = order[: len(order) // 2]
-    assert all(25 <= half.count(number) <= 75 for number in range(4))
-    lanes.close()
-
-
 def test_alone_a_task_has_all_lanes_at_once():
     lanes, together = Lanes(3), threading.Barrier(3)
     lanes.submit(lambda start, stop: together.wait(SOON_S), 3, 1).result(SOON_S)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
-import sysconfig
-import time
 import tomllib
 from pathlib import Path
 
@@ -82,102 +79,6 @@ def test_every_verb_that_a_workflow_runs_exists(path):
     assert all(
         re.search(rf"^{verb}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for verb in verbs
     )
-
-
-#: the blocks of the page of installation that this file runs
-COMMANDS = re.findall(
-    r'<!--- skip: next "tests/test_release.py runs it" -->\n```sh\n(.*?)```',
-    (ROOT / "docs/how-to/deploy.md").read_text(),
-    re.DOTALL,
-)
-REPOSITORY = "git+https://git.example.com/anchorage.git"
-
-
-def run(command: str, home: Path, **variables: str) -> str:
-    """Run a line of a page far from the checkout. pip needs no index, and loads no torch."""
-    environment = RELEASE["environment"](
-        HOME=str(home),
-        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        PIP_NO_DEPS="1",
-        PIP_NO_INDEX="1",
-        PIP_NO_COMPILE="1",
-        PIP_DISABLE_PIP_VERSION_CHECK="1",
-        **variables,
-    )
-    done = subprocess.run(
-        ["bash", "-ec", command],
-        cwd=home,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def lend_packages(home: Path) -> None:
-    """Let the new environment import what this one has, but not the checkout."""
-    [packages] = home.glob("anchorage/lib/*/site-packages")
-    (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
-
-
-def serve(command: str, home: Path) -> str:
-    """Run `anchorage serve` of a page until it is ready, and return its answer."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = RELEASE["environment"](HOME=str(home), ANCHORAGE_PORT=str(port))
-    log = home / "serve.log"
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"],
-            cwd=home,
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        ends = time.monotonic() + 90
-        while (ready := RELEASE["answer"](port, "/readyz")) is None:
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < ends, log.read_text()
-            time.sleep(0.2)
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
-    return str(ready["status"])
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_the_commands_of_the_page_install_the_wheels_and_start_the_service(tmp_path):
-    """With the packages of this environment, so that nothing is downloaded."""
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    command = [
-        *build,
-        "--no-index",
-        "-w",
-        str(tmp_path / "dist"),
-        str(ROOT),
-        str(ROOT / "clients/python"),
-    ]
-    subprocess.run(command, check=True, env=RELEASE["environment"](), cwd=tmp_path)
-    lines = [line for block in COMMANDS for line in block.splitlines()]
-    makes, installs, serves, *others = lines
-    run(makes, tmp_path)
-    run(installs, tmp_path)
-    lend_packages(tmp_path)
-    where = run("~/anchorage/bin/python -c 'import app; print(app.__path__[0])'", tmp_path)
-    assert where.startswith(str(tmp_path))
-    assert run("~/anchorage/bin/anchorage --version", tmp_path).strip() == __version__
-    assert "serve" in run("~/anchorage/bin/anchorage --help", tmp_path)
-    assert serve(serves, tmp_path) == "ok"
-    again = {"PIP_FORCE_REINSTALL": "1", "PIP_NO_BUILD_ISOLATION": "false"}
-    for line in others:
-        run(line.replace(REPOSITORY, f"git+file://{ROOT}"), tmp_path, **again)
-    assert run("~/anchorage/bin/anchorage --version", tmp_path).strip() == __version__
 
 
 @pytest.mark.parametrize("has_init", [True, False])

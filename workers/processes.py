@@ -10,9 +10,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.db.session import Database, SchemaOutdated, is_sqlite, sqlite_url
+from app.db.session import SchemaOutdated, is_sqlite
 from app.jobs.supervisor import CANNOT_START, end_with_parent, preloading_context, supervise
 from app.ops import logs
+from app.ops.devices import devices
 from app.settings import Settings
 
 log = logging.getLogger("anchorage.worker")
@@ -28,48 +29,19 @@ WORKERS_STOP_S = 15.0
 PRELOADED = ("app.wiring", "workers.main")
 
 
-class NotShared(Exception):
-    """The database is a SQLite file, and `anchorage serve` runs its jobs."""
-
-
-def devices(wish: str) -> list[str]:
-    """Return the torch devices in `wish`; `auto` means every CUDA device, or else the CPU.
-
-    Raises ValueError for a device that does not exist.
-    """
-    import torch
-
-    if wish == "auto":
-        return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
-    found = [name.strip() for name in wish.split(",") if name.strip()]
-    for name in found:
-        kind, colon, index = name.partition(":")
-        known = name == "cpu" or (kind == "cuda" and (not colon or index.isdecimal()))
-        if not known or (kind == "cuda" and int(index or 0) >= torch.cuda.device_count()):
-            raise ValueError(
-                f"there is no device {name!r}: choose auto, cpu, or from "
-                f"{torch.cuda.device_count()} CUDA devices (cuda:0, ...)"
-            )
-    if not found:
-        raise ValueError("no device is named: choose auto, cpu, or CUDA devices (cuda:0, ...)")
-    return found
-
-
 def main(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT, and return the exit status.
 
-    Raises NotShared, ValueError for a device that does not exist, SchemaOutdated, and SQLAlchemy's
-    errors.
+    Raises ValueError for a SQLite file, whose jobs the API runs, and for an unknown device.
     """
     if settings.redis_url is None and (
         settings.database_url is None or is_sqlite(settings.database_url)
     ):
-        raise NotShared(
+        raise ValueError(
             "Workers need PostgreSQL: set ANCHORAGE_DATABASE_URL. "
             "With a SQLite file, `anchorage serve` runs the jobs itself."
         )
     context = preloading_context(PRELOADED)
-    _require_database(settings)
     with ProcessPoolExecutor(1, mp_context=context) as asking:
         wanted = asking.submit(devices, settings.devices).result()
     return supervise(
@@ -80,22 +52,11 @@ def main(settings: Settings) -> int:
     )
 
 
-def _require_database(settings: Settings) -> None:
-    """Raises SchemaOutdated, and SQLAlchemy's errors."""
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    db = Database(settings.database_url or sqlite_url(settings.data_dir / "anchorage.db"))
-    try:
-        db.ping()
-        db.require_schema()
-    finally:
-        db.close()
-
-
 def work(settings: Settings, device: str, number: int) -> int:
     """Run one worker process on one device, and return its exit status.
 
     Returns 1 when one of its threads has ended, because of a fault or because the device failed.
-    Raises as `main`.
+    Raises SchemaOutdated, and SQLAlchemy's errors.
     """
     from prometheus_client import start_http_server
 

@@ -117,14 +117,7 @@ def create_api_key(
     services: Svc,
 ) -> NewApiKeyOut:
     """Creates a key. Only this answer has its secret."""
-    row, key = api_keys.create_key(
-        services,
-        context,
-        name=body.name,
-        scopes=body.scopes,
-        expires_at=body.expires_at,
-        rate_limit=body.rate_limit,
-    )
+    row, key = api_keys.create_key(services, context, **dict(body))
     return _with_secret(row, key, response)
 
 

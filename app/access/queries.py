@@ -9,13 +9,8 @@ from sqlalchemy import exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.db.statements import changed_rows
-from app.db.tables import (
-    ApiKeyRow,
-    AuditRow,
-)
-from app.errors import (
-    ApiKeyNotFound,
-)
+from app.db.tables import ApiKeyRow, AuditRow
+from app.errors import ApiKeyNotFound
 
 
 def api_key(session: Session, project: str | None, key_id: str, *, lock: bool = False) -> ApiKeyRow:

@@ -57,14 +57,14 @@ def worker() -> None:
     """
     settings = read_settings()
     from app.ops import logs
-    from workers.processes import NotShared, main
+    from workers.processes import main
 
     logs.configure()
 
     with explain_faults():
         try:
             status = main(settings)
-        except (NotShared, ValueError) as error:
+        except ValueError as error:
             raise typer.BadParameter(str(error)) from None
     raise typer.Exit(status)
 

@@ -80,7 +80,7 @@ def translate(
 def _fetch(url: str, source: str, target: str, anchor_set: str, method: str) -> BulkWork:
     """Have the translator fitted, and return it on the device that is faster."""
     from app.bulk.parquet_file import read_translator
-    from workers.processes import devices
+    from app.ops.devices import devices
 
     with connect(url) as client:
         fitted = client.translator(

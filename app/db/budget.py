@@ -1,23 +1,63 @@
-"""How many texts each project may have embedded: counted by Redis for all processes, or in memory.
+"""Counts of what a caller may have in a time: in Redis for all processes, or in memory.
 
-Redis that is away counts nothing: this process then counts what it embeds itself.
+Redis that is away counts nothing: this process then counts what it sees itself.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from limits import RateLimitItemPerDay, RateLimitItemPerMinute
 from limits.storage import MemoryStorage, RedisStorage
-from limits.strategies import FixedWindowRateLimiter
+from limits.strategies import FixedWindowRateLimiter, RateLimiter
 
-from app.db.redis import AWAY_S, REDIS_CONNECT_S, REDIS_READ_S, Circuit
+from app.db.redis import AWAY_S, Circuit
 
 log = logging.getLogger("anchorage.budget")
 
+Answer = TypeVar("Answer")
 
 #: most texts of one project in a day
 TEXTS_A_DAY = 500_000
+
+#: how long a count waits for Redis; after that, this process counts for AWAY_S
+COUNT_S = 0.5
+
+
+class Counter:
+    """Windows of one strategy.
+
+    is_shared  whether Redis counts, which takes a round trip
+    """
+
+    def __init__(self, strategy: type[RateLimiter], redis_url: str | None, prefix: str) -> None:
+        self.is_shared = redis_url is not None
+        self._own = self._common = strategy(MemoryStorage())
+        self._circuit = Circuit()
+        if redis_url is not None:
+            storage = RedisStorage(
+                redis_url,
+                key_prefix=prefix,
+                socket_timeout=COUNT_S,
+                socket_connect_timeout=COUNT_S,
+                protocol=2,
+            )
+            self._common = strategy(storage)
+
+    def ask(self, question: Callable[[RateLimiter], Answer]) -> Answer:
+        """Return the answer of the common counter, or of the own one while Redis is away."""
+        if self.is_shared and self._circuit.admits():
+            try:
+                answer = question(self._common)
+            except Exception as error:  # any server may answer at Redis's address
+                self._circuit.failed()
+                log.warning("Redis failed and is not called for %.0f s: %r", AWAY_S, error)
+            else:
+                self._circuit.worked()
+                return answer
+        return question(self._own)
 
 
 class TextBudget:
@@ -33,33 +73,13 @@ class TextBudget:
     ) -> None:
         self.a_minute, self.a_day = a_minute, a_day
         self._windows = (RateLimitItemPerMinute(a_minute), RateLimitItemPerDay(a_day))
-        self._own = FixedWindowRateLimiter(MemoryStorage())
-        self._common: FixedWindowRateLimiter | None = None
-        self._circuit = Circuit()
-        if redis_url is not None:
-            storage = RedisStorage(
-                redis_url,
-                key_prefix=f"{prefix}:texts",
-                socket_timeout=REDIS_READ_S,
-                socket_connect_timeout=REDIS_CONNECT_S,
-                protocol=2,
-            )
-            self._common = FixedWindowRateLimiter(storage)
+        self._counter = Counter(FixedWindowRateLimiter, redis_url, f"{prefix}:texts")
 
     def spend(self, project: str, count: int) -> int:
         """Return how many of `count` texts the project may have embedded now, and count them."""
-        if self._common is not None and self._circuit.admits():
-            try:
-                allowed = self._spend(self._common, project, count)
-            except Exception as error:  # any server may answer at Redis's address
-                self._circuit.failed()
-                log.warning("Redis failed and is not called for %.0f s: %r", AWAY_S, error)
-            else:
-                self._circuit.worked()
-                return allowed
-        return self._spend(self._own, project, count)
+        return self._counter.ask(lambda counter: self._spend(counter, project, count))
 
-    def _spend(self, counter: FixedWindowRateLimiter, project: str, count: int) -> int:
+    def _spend(self, counter: RateLimiter, project: str, count: int) -> int:
         for window in self._windows:
             count = min(count, counter.get_window_stats(window, project).remaining)
         # Of two requests at once that want the rest, one gets it: a window counts beyond its end.

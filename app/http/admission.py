@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import AnchorageError, HostNotAllowed, OriginNotAllowed, Unauthenticated
 from app.http import bodies, docs, problems
-from app.http.rates import RateLimiter
+from app.http.rates import Rates
 from app.ops import metrics
 from app.request_context import Caller, RequestContext
 from app.turns import Turns
@@ -41,9 +41,6 @@ PROBE_PATHS = frozenset({"/livez", "/readyz"})
 CONSOLE = "/console"
 SIGN_IN = f"{CONSOLE}/sign-in"
 ASSETS = f"{CONSOLE}/static"
-
-#: pages ask for these every few seconds
-POLLED_PATH = re.compile(rf"{CONSOLE}/(jobs|stores)(/[^/]+)?/live")
 
 #: the cookie that holds the API key, which only requests below CONSOLE carry
 COOKIE = "anchorage_key"
@@ -88,7 +85,7 @@ class Admission:
     """
 
     find_key: Callable[[str], Awaitable[Caller]] | None
-    rates: RateLimiter
+    rates: Rates
     hosts: frozenset[str] | None
     max_body_bytes: int
     max_json: int
@@ -113,12 +110,8 @@ class Admission:
         """Whether the log leaves the request out. It has every sign-in and every refused one."""
         if not is_console(scope["path"]):
             return self.is_public(scope)
-        polled = POLLED_PATH.fullmatch(scope["path"]) is not None
-        return (
-            (polled or self.is_public(scope))
-            and scope["method"] in SAFE_METHODS
-            and (status < HTTPStatus.MULTIPLE_CHOICES or status == HTTPStatus.NOT_MODIFIED)
-        )
+        read = status < HTTPStatus.MULTIPLE_CHOICES or status == HTTPStatus.NOT_MODIFIED
+        return read and scope["method"] in SAFE_METHODS
 
     async def find_caller(self, text: str | None, address: str) -> Caller:
         """Returns the caller who sends this key, and counts the request against their rate."""

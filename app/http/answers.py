@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,58 +160,36 @@ async def write(
 
 
 def preferred_media(request: Request, own: str) -> str:
-    """Returns the offered media type that the request prefers; `own` without a preference."""
+    """Returns the first media type of the Accept header that an answer can have; `own` without one.
+
+    A weight of 0 refuses a type; other weights do not count.
+    """
     accept = ", ".join(request.headers.getlist("accept"))
-    if not accept or accept == "*/*":
+    for item in accept.lower().split(","):
+        media, *parameters = (part.strip() for part in item.split(";"))
+        if media in (*ANSWER_MEDIA, "*/*", "application/*") and "q=0" not in parameters:
+            return media if media in ANSWER_MEDIA else own
+    if not accept:
         return own
-    best, most = None, 0.0
-    accepted = list(_accepted_types(accept, own))
-    refused = {media for media, weight in accepted if weight <= 0}
-    for found, weight in accepted:
-        if found in ANSWER_MEDIA and weight > most and found not in refused:
-            best, most = found, weight
-    if best is None:
-        raise NotAcceptable(
-            f"The server cannot write {accept[:100]} here. Accept {' or '.join(ANSWER_MEDIA)}.",
-            field="Accept",
-        )
-    return best
-
-
-def _accepted_types(accept: str, own: str) -> Iterator[tuple[str, float]]:
-    """Yields the media types of an Accept header with their weights; `own` for wildcards."""
-    for item in accept.split(","):
-        media, *parameters = (part.strip().lower() for part in item.split(";"))
-        weight = next((_weight(each[2:]) for each in parameters if each.startswith("q=")), 1.0)
-        yield own if media in ("*/*", "application/*") else media, weight
-
-
-def _weight(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
-def describe_in_texts(about: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the description of an answer as short texts by name."""
-    shown = {name: about[name] for name in DESCRIBED if about.get(name) not in (None, [], {})}
-    if about.get("warnings"):
-        shown["warnings"] = ", ".join(each["code"] for each in about["warnings"])
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in shown.items()
-    }
+    raise NotAcceptable(
+        f"The server cannot write {accept[:100]} here. Accept {' or '.join(ANSWER_MEDIA)}.",
+        field="Accept",
+    )
 
 
 def describe_in_headers(about: Mapping[str, Any]) -> dict[str, str]:
     """Returns the description and the flags of an answer as headers."""
-    texts = describe_in_texts(about)
-    found = {f"Anchorage-{name.title().replace('_', '-')}": text for name, text in texts.items()}
-    flags = about.get("flags") or []
-    if flags:
-        found["Anchorage-Flag-Count"] = str(len(flags))
-        found["Anchorage-Flags"] = json.dumps(flags[:FLAGS_SHOWN])
+    shown = {name: about[name] for name in DESCRIBED if about.get(name) not in (None, [], {})}
+    if about.get("warnings"):
+        shown["warnings"] = ", ".join(each["code"] for each in about["warnings"])
+    if flags := about.get("flags"):
+        shown |= {"flag_count": len(flags), "flags": flags[:FLAGS_SHOWN]}
+    found = {
+        f"Anchorage-{name.title().replace('_', '-')}": value
+        if isinstance(value, str)
+        else json.dumps(value)
+        for name, value in shown.items()
+    }
     return {name: value for name, value in found.items() if len(value) <= LONGEST_HEADER}
 
 

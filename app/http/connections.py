@@ -17,9 +17,6 @@ from app.http import media_types
 from app.http.docs import ERRORS_PATH
 from app.ops import metrics
 
-#: time for the first head of a connection, and for each later one from its first byte
-HEAD_S = 10.0
-
 #: most bytes of the request line and the headers, of trailers, and of a chunk's extensions
 HEAD_BYTES = 32 * 1024
 
@@ -37,13 +34,11 @@ def open_files() -> int:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Hangs up on a client whose head is late or too large."""
+    """Hangs up on a client whose head is too large."""
 
     most = min(open_files() // 2, MAX_CONNECTIONS)
     #: bytes since the last complete head or part of a body
     _between = 0
-    #: closes the connection unless a head is complete in time
-    _late: asyncio.TimerHandle | None = None
 
     @property
     def _is_idle(self) -> bool:
@@ -52,7 +47,6 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accepts the connection; above the limit, in place of one that answers no request."""
         super().connection_made(transport)
-        self._expect_head()
         if len(self.connections) > self.most:
             metrics.REFUSALS.labels("too-many-connections").inc()
             idle = (
@@ -62,14 +56,8 @@ class BoundedHttp(HttpToolsProtocol):
             )
             next(idle, self).transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._stop_timer()
-
     def data_received(self, data: bytes) -> None:
         """Counts the bytes; complete heads and parts of bodies start again from 0."""
-        if self._is_idle and self._late is None:
-            self._expect_head()
         self._between += len(data)
         super().data_received(data)
         if self._between > HEAD_BYTES and not self.transport.is_closing():
@@ -82,7 +70,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._between = head
             raise ValueError("the head is too large")
         self._between = 0
-        self._stop_timer()
         super().on_headers_complete()
         self.headers = []  # trailers do not become headers of the request
 
@@ -92,7 +79,6 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._between = 0
-        self._stop_timer()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -124,15 +110,3 @@ class BoundedHttp(HttpToolsProtocol):
             + body
         )
         self.transport.close()
-
-    def _expect_head(self) -> None:
-        self._late = self.loop.call_later(HEAD_S, self._hang_up)
-
-    def _stop_timer(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-
-    def _hang_up(self) -> None:
-        metrics.REFUSALS.labels("head-too-slow").inc()
-        self.transport.abort()

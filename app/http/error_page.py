@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from html import escape
 from pathlib import Path
+
+from markdown_it import MarkdownIt
 
 #: in an installed package, and in a checkout
 SOURCES = (
@@ -22,37 +23,12 @@ HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Erro
 
 @cache
 def html() -> str:
-    """Returns the page."""
+    """Returns the page, without its links, whose pages are elsewhere."""
     source = next((path for path in SOURCES if path.exists()), SOURCES[0])
-    blocks = source.read_text().strip().split("\n\n")
-    return f"{HEAD}<body>{''.join(map(_block, blocks))}</body></html>"
+    text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", source.read_text())
+    body = MarkdownIt("commonmark").enable("table").render(text)
+    return f"{HEAD}<body>{re.sub('<h3>(.*?)</h3>', _with_anchor, body)}</body></html>"
 
 
-def _block(text: str) -> str:
-    """Returns one block of the Markdown that the source uses: a heading, a table or a paragraph."""
-    heading = re.fullmatch(r"(#{1,3}) (.+)", text)
-    if heading:
-        level, title = len(heading[1]), heading[2]
-        return f'<h{level} id="{_anchor(title)}">{_inline(title)}</h{level}>\n'
-    if text.startswith("|"):
-        return f"<table>{''.join(map(_row, text.splitlines()))}</table>\n"
-    return f"<p>{_inline(text)}</p>\n"
-
-
-def _row(line: str) -> str:
-    if re.fullmatch(r"[|\s:-]+", line):
-        return ""
-    cells = "".join(f"<td>{_inline(cell.strip())}</td>" for cell in line.strip("|").split("|"))
-    return f"<tr>{cells}</tr>"
-
-
-def _anchor(title: str) -> str:
-    return re.sub(r"[^a-z0-9-]+", "-", title.lower()).strip("-")
-
-
-def _inline(text: str) -> str:
-    """Returns code and emphasis as HTML, and only the text of links: their pages are elsewhere."""
-    text = escape(text, quote=False)
-    text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
-    return re.sub(r"\*+([^*]+)\*+", r"<strong>\1</strong>", text)
+def _with_anchor(heading: re.Match[str]) -> str:
+    return f'<h3 id="{heading[1]}">{heading[1]}</h3>'

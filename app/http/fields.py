@@ -24,18 +24,9 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from app.encoders.models import base
-from app.errors import (
-    BadBase64,
-    BadDtype,
-    BadShape,
-    EmptyVectors,
-    RaggedRows,
-)
+from app.errors import BadBase64, BadDtype, BadShape, EmptyVectors, RaggedRows
 from app.http import npy
 from app.types import InputRole
-
-#: Name in JSON -> little-endian numpy dtype.
-WIRE_DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
@@ -84,7 +75,7 @@ ItemRoles = Annotated[list[Literal["query", "document"]], Field(fail_fast=True)]
 _BASE64_SCHEMA = {
     "type": "object",
     "properties": {
-        "dtype": {"enum": list(WIRE_DTYPES)},
+        "dtype": {"enum": list(npy.FLOAT_CODES)},
         "shape": {
             "type": "array",
             "items": {"type": "integer", "minimum": 1},
@@ -268,8 +259,9 @@ def _from_packed(value: Mapping[str, Any], field: str) -> Tensor:
         raise BadShape(
             "Expected an object with exactly `dtype`, `shape` and `base64`.", field=field
         )
-    if not isinstance(value["dtype"], str) or value["dtype"] not in WIRE_DTYPES:
-        raise BadDtype(f"`dtype` must be one of {', '.join(WIRE_DTYPES)}.", field=f"{field}.dtype")
+    if not isinstance(value["dtype"], str) or value["dtype"] not in npy.FLOAT_CODES:
+        known = ", ".join(npy.FLOAT_CODES)
+        raise BadDtype(f"`dtype` must be one of {known}.", field=f"{field}.dtype")
     shape = value["shape"]
     if (
         not isinstance(shape, list)
@@ -281,7 +273,7 @@ def _from_packed(value: Mapping[str, Any], field: str) -> Tensor:
         )
     if not isinstance(value["base64"], str):
         raise BadBase64("Expected a base64 text.", field=f"{field}.base64")
-    dtype = np.dtype(WIRE_DTYPES[value["dtype"]])
+    dtype = np.dtype("<" + npy.FLOAT_CODES[value["dtype"]])
     data = decode_base64(value["base64"], f"{field}.base64")
     expected = shape[0] * shape[1] * dtype.itemsize
     if len(data) != expected:

@@ -128,32 +128,20 @@ class OpenAIError(BaseModel):
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Returns OpenAPI's `responses` for a route that answers problems of these statuses."""
-    return _responses(
-        statuses, {media_types.PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    )
+    """Returns `responses` for a route that answers problems of these statuses."""
+    reference = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    return _responses(statuses, {"content": {media_types.PROBLEM: reference}})
 
 
 def documented_as_openai(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Returns the same for a route below /v1."""
-    return {
-        status: {**response, "model": OpenAIError}
-        for status, response in _responses(statuses, None).items()
-    }
+    return _responses(statuses, {"model": OpenAIError})
 
 
-def _responses(statuses: Sequence[int], content: Any) -> dict[int | str, dict[str, Any]]:
-    slow = (
-        [HTTPStatus.REQUEST_TIMEOUT.value]
-        if HTTPStatus.REQUEST_ENTITY_TOO_LARGE in statuses
-        else []
-    )
+def _responses(statuses: Sequence[int], form: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    slow = (408,) if 413 in statuses else ()
     every = (*statuses, *slow, *ANYWHERE)
-    described = {status: {"description": HTTPStatus(status).phrase} for status in every}
-    return {
-        status: {**each, **({} if content is None else {"content": content})}
-        for status, each in described.items()
-    }
+    return {status: {"description": HTTPStatus(status).phrase, **form} for status in every}
 
 
 def install(app: FastAPI) -> None:

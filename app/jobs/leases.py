@@ -1,8 +1,7 @@
-"""The leases of the jobs that this process runs."""
+"""The lease of the job that this process runs."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,43 +9,37 @@ from typing import Any
 from app.context import Services
 from app.db import leases
 from app.jobs import queries as jobs
+from app.ops import metrics
 from app.types import JobState
 
 
 class Leases:
-    """The leases that this process holds. One thread renews them while others work."""
+    """The lease of the job that this process runs. One thread renews it while another works."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._held: set[str] = set()
-        self._lock = threading.Lock()
+        self._held: str | None = None
 
     @contextmanager
     def hold(self, lease: str) -> Iterator[None]:
         """Have the lease renewed inside this context."""
-        with self._lock:
-            self._held.add(lease)
+        self._held = lease
         try:
             yield
         finally:
-            with self._lock:
-                self._held.discard(lease)
-
-    def held(self) -> list[str]:
-        """The leases of running jobs."""
-        with self._lock:
-            return list(self._held)
+            self._held = None
 
     def renew(self) -> None:
-        """Extend all leases. Raises DatabaseUnavailable."""
-        if held := self.held():
+        """Extend the lease. Raises DatabaseUnavailable."""
+        metrics.LEASES_RENEWED.set_to_current_time()
+        if (held := self._held) is not None:
             with self._services.db.transaction() as session:
-                jobs.renew_leases(session, held, seconds=self._services.lease_s)
+                jobs.renew_leases(session, [held], seconds=self._services.lease_s)
 
     def hand_back(self) -> None:
-        """Return all running jobs to the queue: this process stops."""
-        for lease in self.held():
-            hand_back(self._services, lease)
+        """Return the running job to the queue: this process stops."""
+        if (held := self._held) is not None:
+            hand_back(self._services, held)
 
 
 def hand_back(services: Services, lease: str, *, to_the_end: bool = False) -> None:

@@ -19,6 +19,9 @@ from app.jobs import queries as jobs
 from app.request_context import RequestContext
 from app.types import JobKind, JobState
 
+#: most unfinished jobs of one project, and of all together
+PROJECT_JOBS, JOBS = 1_000, 10_000
+
 
 def submit_job(
     services: Services,
@@ -32,25 +35,23 @@ def submit_job(
 
     begin  changes other rows in the transaction that queues the job
     """
-    limits = services.limits
     row = tables.JobRow(
         project=context.project, kind=kind, state=JobState.queued, arguments=arguments, progress={}
     )
     with services.db.transaction() as session:
         own, total = jobs.count_unfinished(session, context.project)
-        if own >= limits.project_jobs:
+        if own >= PROJECT_JOBS:
             raise TooManyJobs(
-                f"This project has {limits.project_jobs} unfinished jobs, the most allowed. Wait "
+                f"This project has {PROJECT_JOBS} unfinished jobs, the most allowed. Wait "
                 "for some to end, or cancel them.",
                 retry_after_s=10,
-                limit=limits.project_jobs,
+                limit=PROJECT_JOBS,
             )
-        if total >= limits.jobs:
+        if total >= JOBS:
             raise QueueFull(
-                f"The queue holds {limits.jobs} unfinished jobs, the most allowed. Try again in "
-                "10 s.",
+                f"The queue holds {JOBS} unfinished jobs, the most allowed. Try again in 10 s.",
                 retry_after_s=10,
-                limit=limits.jobs,
+                limit=JOBS,
             )
         row.created_at = row.due_at = leases.database_now(session)
         session.add(row)

@@ -29,12 +29,6 @@ CANNOT_START = 2
 MAX_TEMPORARY_FOLDER = 60
 
 
-def shorten_temporary_folder() -> None:
-    """Keep this process's temporary files in /tmp if sockets cannot be in the folder they have."""
-    if len(tempfile.gettempdir()) > MAX_TEMPORARY_FOLDER:
-        tempfile.tempdir = "/tmp"  # noqa: S108  # what is made there belongs to this user alone
-
-
 def preloading_context(modules: Sequence[str]) -> BaseContext:
     """Return a context whose processes have imported these modules when they start.
 
@@ -43,7 +37,8 @@ def preloading_context(modules: Sequence[str]) -> BaseContext:
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
-    shorten_temporary_folder()
+    if len(tempfile.gettempdir()) > MAX_TEMPORARY_FOLDER:
+        tempfile.tempdir = "/tmp"  # noqa: S108  # what is made there belongs to this user alone
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(modules))
     forkserver.ensure_running()

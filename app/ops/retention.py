@@ -23,6 +23,13 @@ DELETE_BATCH = 500
 #: the last use of a translator is written once a day, so its days count from the next one
 TOUCH_DAYS = 1
 
+#: days after the end of a job, after the write that an audit row records, and after the last use
+#: of a translator
+JOBS_DAYS, AUDIT_DAYS, TRANSLATORS_DAYS = 30, 365, 90
+
+#: bytes of stored native vectors, above which the oldest are deleted
+NATIVE_BYTES = 2**30
+
 Moment = InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None]
 
 
@@ -35,7 +42,7 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
 
     def clear(what: str, moment: Moment, days: int) -> None:
         before = tables.now() - timedelta(days=days)
-        total, batch = 0, DELETE_BATCH if days else 0  # 0 days: indefinitely
+        total, batch = 0, DELETE_BATCH
         while batch == DELETE_BATCH and not stopping():
             with services.db.transaction() as session:
                 batch = _delete_batch(session, moment, before)
@@ -43,11 +50,9 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
         if total:
             log.info("deleted %d %s older than %d days", total, what, days)
 
-    days = services.retention
-    unused_days = days.translators_days and days.translators_days + TOUCH_DAYS
-    clear("jobs", tables.JobRow.finished_at, days.jobs_days)
-    clear("audit rows", tables.AuditRow.created_at, days.audit_days)
-    clear("translators", tables.TranslatorRow.used_at, unused_days)
+    clear("jobs", tables.JobRow.finished_at, JOBS_DAYS)
+    clear("audit rows", tables.AuditRow.created_at, AUDIT_DAYS)
+    clear("translators", tables.TranslatorRow.used_at, TRANSLATORS_DAYS + TOUCH_DAYS)
     delete_native_vectors(services, stopping)
     if not stopping() and (deleted := sweep_blobs(services)):
         log.info("deleted %d blobs that no row names", deleted)
@@ -56,7 +61,7 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
 def delete_native_vectors(services: Services, stopping: Callable[[], bool]) -> None:
     """Delete the native vectors that were made first, if all take too much space."""
     with services.db.transaction() as session:
-        spare = native_vectors.spare_vectors(session, services.retention.native_bytes)
+        spare = native_vectors.spare_vectors(session, NATIVE_BYTES)
     if spare:
         log.info("about %d native vectors are too many", spare)
     while spare > 0 and not stopping():

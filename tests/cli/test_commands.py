@@ -88,12 +88,8 @@ def test_a_port_in_use_is_named_with_another_one(terminal: Terminal) -> None:
     assert f"anchorage serve --port {port + 1}" in text
 
 
-def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(
-    tmp_path: Path, redis_url: str
-) -> None:
+def test_a_worker_is_told_which_devices_there_are(tmp_path: Path, redis_url: str) -> None:
     terminal = Terminal(data_dir=tmp_path, redis_url=redis_url, devices="tpu")
-    assert "anchorage db upgrade" in terminal.refusal("worker")
-    terminal.ok("db", "upgrade")
     assert "device" in terminal.refusal("worker")
 
 

@@ -34,53 +34,20 @@ def worker(client):
     worker.stop()
 
 
-def test_no_text_in_an_address_is_a_fault_of_the_service(stocked):
-    for text in ("%00", "a%00b", "%ED%A0%80", "%F0%9F%A6%8A", "%27", "%5C", "%25"):
-        for path in (
-            f"/encoders?after={text}",
-            f"/heads?after={text}",
-            f"/aliases?after={text}",
-            f"/anchor-sets?after={text}",
-        ):
-            assert stocked.get(path).status_code in ((422,) if "%00" in text else (200, 422)), path
-        for path in (
-            f"/encoders/{text}",
-            f"/jobs/{text}",
-            f"/jobs?state={text}",
-            f"/audit?before={text}",
-            f"/api-keys/{text}",
-            f"/aliases/{text}",
-        ):
-            assert stocked.get(path).status_code in (404, 422), path
-
-
-HEAD = '"encoder": "second", "weight": [[1,1,1,1,1,1],[0,0,0,0,0,0]]'
-
 #: bodies with a place for text, which no value of these fields may hold
 TEXTS = [
-    ("/encoders", '{"name": "%s", "dim": 2}'),
-    ("/encoders", '{"name": "x", "%s": 2}'),
     ("/encoders", '{"name": "x", "kind": "sentence-transformers", "model": "%s"}'),
-    ("/encoders", '{"name": "x", "kind": "sentence-transformers", "model": "m", "revision": "%s"}'),
     ("/anchor-sets", '{"name": "x", "embeddings": {"%s": [[1, 2]]}}'),
-    ("/anchor-sets", '{"name": "x", "inputs": ["a"], "encoders": ["%s"]}'),
-    ("/heads", '{"name": "%s", "classes": ["a", "b"], ' + HEAD + "}"),
-    (
-        "/translate",
-        '{"source": "first", "target": "%s", "anchor_set": "items", "vectors": [[1, 2]]}',
-    ),
-    (
-        "/translate",
-        '{"source": "first", "target": "second", "anchor_set": "items", "inputs": ["%s"]}',
-    ),
-    ("/bootstrap", '{"name": "%s"}'),
+    ("/translate", '{"source": "first", "target": "%s", "anchor_set": "items", "vectors": [[1]]}'),
     ("/v1/embeddings", '{"model": "toy", "input": ["x"], "input_type": "%s"}'),
     ("/api-keys", '{"name": "%s"}'),
-    ("/api-keys", '{"name": "x", "rate_limit": "%s"}'),
 ]
 
 
-def test_no_text_in_a_body_is_a_fault_of_the_service(stocked):
+def test_no_text_is_a_fault_of_the_service(stocked):
+    for text in ("%00", "%ED%A0%80", "%27"):
+        for path in (f"/encoders/{text}", f"/jobs?state={text}", f"/audit?before={text}"):
+            assert stocked.get(path).status_code in (404, 422), path
     for text in (r"\u0000", r"a\u0000b", r"\ud800", r"\udc00\ud800"):
         for path, body in TEXTS:
             answer = stocked.post(path, content=body.replace("%s", text), headers=JSON)

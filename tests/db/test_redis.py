@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import socketserver
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +21,7 @@ from torch import Tensor
 from app.anchors.spaces import SPACE
 from app.db import cache as cache_module
 from app.db import redis as connect_module
+from app.db.budget import TextBudget
 from app.db.cache import (
     MAGIC,
     Cache,
@@ -233,12 +236,6 @@ def test_a_maker_that_fails_lets_the_next_one_make_it(store):
     assert made == ["a"]
 
 
-def test_what_has_no_codec_stays_in_its_process(store, client, redis_prefix):
-    cache = Cache(1_000, store)
-    assert cache.get_or_make(("ids", 1), lambda: "an id", lambda _: 10) == "an id"
-    assert entries(client, redis_prefix) == []
-
-
 def test_memory_is_asked_before_redis_and_redis_before_the_maker(another):
     first, second = (Cache(1_000, another()) for _ in range(2))
     before, made = counted("order"), []
@@ -257,17 +254,42 @@ def test_memory_is_asked_before_redis_and_redis_before_the_maker(another):
     assert since(before, "order") == {"made": 1, "redis": 1, "memory": 2}
 
 
-# --- Redis away: see also test_redis_faults.py of the API -----------------------------------------
+# --- Redis away -----------------------------------------------------------------------------------
 
 
-def test_without_a_server_every_value_is_still_made_and_the_failure_counts(store_at):
-    store, made, before = store_at("redis://127.0.0.1:1/0"), [], counted("nobody")
-    for name in "aab":
-        assert torch.equal(ask(store, name, torch.ones(2), made, "nobody"), torch.ones(2))
-    assert made == ["a", "a", "b"]
-    found = since(before, "nobody")
-    assert found["made"] == 3
-    assert found["away"] >= 1
+class Nonsense(socketserver.BaseRequestHandler):
+    """Answers whatever comes with the same bytes, and hangs up."""
+
+    def handle(self) -> None:
+        if self.request.recv(65536):
+            self.request.sendall(self.server.answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b":abc\r\n",
+        b"$100\r\nabc",
+        b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n<html>no</html>\r\n",
+        b"-OOM command not allowed when used memory > 'maxmemory'.\r\n",
+        b"",
+    ],
+)
+def test_whatever_answers_at_the_address_every_value_is_made_and_nothing_is_taken(store_at, answer):
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Nonsense) as server:
+        server.answer, server.daemon_threads = answer, True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"redis://127.0.0.1:{server.server_address[1]}/0"
+        store, made, before = store_at(url), [], counted("nobody")
+        for name in "aab":
+            assert torch.equal(ask(store, name, torch.ones(2), made, "nobody"), torch.ones(2))
+        assert made == ["a", "a", "b"]
+        found = since(before, "nobody")
+        assert (found["made"], found["away"] >= 1) == (3, True)
+        assert not OptionalRedis(url).takes_writes("ready")
+        budget = TextBudget(5, url, "p")
+        assert [budget.spend("one", 4), budget.spend("one", 4)] == [4, 1]  # this process counts
+        server.shutdown()
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])

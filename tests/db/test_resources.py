@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from app import errors
-from app.access import queries as access
 from app.db import resources, tables
 from app.db.session import Database
 from app.errors import (
@@ -20,7 +19,6 @@ from app.jobs import queries as job_queries
 from app.ops import retention
 from app.translate import queries as translators
 from app.types import JobState
-from tests.db.helpers import change
 
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -213,82 +211,3 @@ def test_deleting_a_set_deletes_its_spaces_and_translators(db):
     with db.transaction() as session:
         assert session.query(tables.SpaceRow).count() == 0
         assert session.query(tables.TranslatorRow).count() == 0
-
-
-def put(db, row) -> str:
-    with db.transaction() as session:
-        session.add(row)
-    return row.id
-
-
-# --- keys, audit, requests that may be repeated ---------------------------------------------------
-
-
-def test_keys_are_their_projects_own(db):
-    key = put(db, tables.ApiKeyRow(project="p", name="k", scopes=["read"], secret_hash="0" * 64))
-    assert change(db, access.api_key, "p", key).name == "k"
-    assert (
-        [row.id for row in change(db, access.api_keys, "p")]
-        == [row.id for row in change(db, access.api_keys)]
-        == [key]
-    )
-    assert change(db, access.api_keys, "q") == []
-    with pytest.raises(errors.ApiKeyNotFound):
-        change(db, access.api_key, "q", key)
-
-
-@pytest.mark.parametrize(
-    ("columns", "usable"),
-    [
-        ({}, True),
-        ({"expires_at": DAY}, False),
-        ({"revoked_at": DAY, "expires_at": DAY + timedelta(1)}, False),
-    ],
-)
-def test_a_key_is_usable_until_it_expires_or_is_revoked(db, columns, usable):
-    assert change(db, access.has_usable_key, now=DAY) is False
-    put(db, tables.ApiKeyRow(name="k", scopes=["read"], secret_hash="0" * 64, **columns))
-    assert change(db, access.has_usable_key, now=DAY) is usable
-
-
-def test_a_key_that_was_revoked_or_ended_since_it_was_read_is_not_ended_again(db):
-    revoked, ended, open_ = (
-        put(db, tables.ApiKeyRow(project="p", name="k", scopes=["read"], secret_hash="0" * 64))
-        for _ in range(3)
-    )
-    read = {key: change(db, access.api_key, "p", key) for key in (revoked, ended, open_)}
-    with db.transaction() as session:
-        access.api_key(session, "p", revoked).revoked_at = DAY
-        access.api_key(session, "p", ended).expires_at = DAY
-    later = DAY + timedelta(days=1)
-    for key, still in ((revoked, False), (ended, False), (open_, True)):
-        assert change(db, access.end_key, read[key], end=later) is still
-    ends = [change(db, access.api_key, "p", key).expires_at for key in (revoked, ended, open_)]
-    assert ends == [None, DAY, later]
-
-
-def test_the_audit_log_comes_newest_first_and_is_its_projects_own(db):
-    for minute in (1, 2, 3):
-        moment = DAY + timedelta(minutes=minute)
-        put(
-            db,
-            tables.AuditRow(
-                project="p",
-                action="create",
-                resource="head",
-                name=f"h{minute}",
-                origin="o",
-                created_at=moment,
-            ),
-        )
-    put(
-        db, tables.AuditRow(project="q", action="create", resource="head", name="other", origin="o")
-    )
-    assert [row.name for row in change(db, access.audit, "p", before=None, limit=2)] == [
-        "h3",
-        "h2",
-    ]
-    assert [
-        row.name
-        for row in change(db, access.audit, "p", before=DAY + timedelta(minutes=2), limit=9)
-    ] == ["h1"]

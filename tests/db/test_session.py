@@ -119,14 +119,6 @@ def test_the_data_folder_may_have_any_name(tmp_path, folder):
     assert (tmp_path / folder / "anchorage.db").is_file()
 
 
-@pytest.mark.parametrize("scheme", ["postgres", "postgresql"])
-def test_the_urls_that_people_paste_all_mean_psycopg_3(scheme, postgres_url):
-    db = Database(f"{scheme}://{postgres_url.partition('://')[2]}")
-    assert db.engine.driver == "psycopg"
-    db.ping()
-    db.close()
-
-
 def test_moments_of_a_postgresql_in_another_zone_come_back_in_utc(postgres):
     with postgres.transaction() as session:
         session.execute(text("SET LOCAL timezone = 'Asia/Kolkata'"))

@@ -114,24 +114,3 @@ def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert service.translate().json() == expected
-
-
-def test_a_key_outlasts_the_silence_for_the_stated_time_and_no_longer(
-    service, own_postgres, monkeypatch
-):
-    monkeypatch.setattr(api_keys, "KEY_TRUST_AWAY_S", 4.0)
-    time.sleep(
-        api_keys.KEY_TRUST_S
-    )  # so that it is looked up again, and trusted for four seconds from now
-    assert service.get("/encoders").status_code == 200
-    own_postgres.freeze()
-    assert service.get("/readyz").status_code == 503
-    assert service.translate().status_code == 200
-    # The alert about the database needs this reading, because later ones are refused.
-    assert 'anchorage_dependency_up{dependency="database"} 0.0' in service.get("/metrics").text
-    deadline = time.monotonic() + (4.0 + SLACK_S) * slack()
-    while (answer := service.translate()).status_code == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert (answer.status_code, answer.json()["code"]) == (503, "database-unavailable")
-    assert service.get("/metrics").status_code == 503

@@ -9,11 +9,9 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 
-from app.context import Limits
 from app.db.tables import EncoderRow
 from app.demo.server import free_port
 from app.http import bodies
@@ -344,15 +342,6 @@ def test_one_key_has_half_of_the_room_and_leaves_the_rest_to_others(listen, bear
     assert Slow(address, headers=[other]).finish() == 201
 
 
-def test_all_keys_of_a_project_share_its_half_of_the_room(listen, bearing, first_keys):
-    keys = first_keys(("greedy", Scope.write), ("greedy", Scope.write), ("other", Scope.write))
-    address = listen(auth="keys", max_in_flight=4)
-    slow = [Slow(address, headers=[f"Authorization: Bearer {key}"]) for key in keys[:2]]
-    statuses = [ask(address, headers=bearing(key))[0].status for key in keys]
-    assert statuses == [429, 429, 200]
-    assert sorted(one.finish() for one in slow) == [201, 409]
-
-
 def test_requests_without_a_working_key_take_no_room_for_their_bodies(listen, bearing, first_keys):
     [key] = first_keys(("p", Scope.write))
     address = listen(auth="keys", max_in_flight_bytes=5000, max_body_bytes=4500)
@@ -375,14 +364,6 @@ def test_answers_take_room_before_they_are_made(listen, encoding):
     assert until(200, address, verb="POST", path="/translate", body=json.dumps(body).encode())
 
 
-def test_what_is_refused_holds_no_place_while_its_body_is_thrown_away(listen, bearing, first_keys):
-    [key] = first_keys(("p", Scope.write))
-    address = listen(auth="keys", max_in_flight=2)
-    slow = [Slow(address) for _ in range(4)]
-    assert ask(address, headers=bearing(key))[0].status == 200
-    assert [one.finish() for one in slow] == [401] * 4
-
-
 def test_a_service_whose_threads_are_all_busy_still_says_that_it_is_ready(listen, monkeypatch):
     free, resolve = threading.Event(), translators.resolve
     monkeypatch.setattr(translators, "resolve", lambda *given: free.wait(60) and resolve(*given))
@@ -398,23 +379,6 @@ def test_a_service_whose_threads_are_all_busy_still_says_that_it_is_ready(listen
         finally:
             free.set()
         assert {one.result() for one in slow} == {404}
-
-
-def test_an_encoder_named_events_is_no_way_around_the_limits(listen):
-    address = listen(max_in_flight=1)
-    slow = Slow(address, verb="PUT", path="/anchor-sets/x/embeddings/events")
-    assert ask(address)[1]["code"] == "too-much-at-once"
-    assert slow.finish() == 422
-
-
-def test_bodies_above_the_servers_room_are_refused_and_requests_without_one_are_not(listen):
-    address = listen(max_in_flight_bytes=4000)
-    slow = [Slow(address, ENCODER.ljust(900)) for _ in range(2)]
-    assert ask(address, verb="POST", body=b" " * 1000)[1]["code"] == "too-much-at-once"
-    assert ask(address)[0].status == 200
-    assert ask(address, "POST", body=b"{}")[0].status == 422
-    assert sorted(one.finish() for one in slow) == [201, 409]
-    assert until(400, address, verb="POST", body=b" " * 1000)[1]["code"] == "malformed-json"
 
 
 def test_a_body_of_unknown_length_counts_as_the_largest_there_may_be(listen):
@@ -453,22 +417,3 @@ def test_a_refused_body_is_answered_and_its_connection_serves_on(listen, setting
     connection.request("GET", "/livez")
     assert connection.getresponse().status == 200
     connection.close()
-
-
-def test_jobs_above_the_limit_are_refused_until_one_has_ended(
-    serve, refused, endless_bootstrap, monkeypatch
-):
-    monkeypatch.setattr("app.wiring.Limits", partial(Limits, project_jobs=2))
-    monkeypatch.setattr("app.wiring.Limits.numbers", Limits.numbers, raising=False)
-    client = serve()
-    for name, dim in (("first", 8), ("second", 6)):
-        client.post("/encoders", json={"name": name, "dim": dim})
-    jobs = [
-        client.post("/bootstrap", json={**endless_bootstrap, "name": f"b{place}"})
-        for place in range(3)
-    ]
-    assert [job.status_code for job in jobs] == [202, 202, 429]
-    problem = refused(jobs[2], 429, "too-many-jobs")
-    assert (problem["limit"], problem["retry_after"]) == (2, 10)
-    client.post(f"/jobs/{jobs[1].json()['id']}/cancel")
-    assert client.post("/bootstrap", json=endless_bootstrap).status_code == 202

@@ -81,12 +81,6 @@ def test_the_page_of_errors_needs_no_key_and_loads_nothing(locked):
     assert "<link" not in page.text
 
 
-def test_a_problem_links_to_its_section(client):
-    problem = client.get("/encoders/nobody").json()
-    path, _, code = problem["type"].partition("#")
-    assert f'id="{code}"' in client.get(path).text
-
-
 def leaves(cls: type[errors.AnchorageError]) -> list[type[errors.AnchorageError]]:
     found = cls.__subclasses__()
     return [leaf for each in found for leaf in leaves(each)] if found else [cls]

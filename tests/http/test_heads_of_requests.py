@@ -167,12 +167,6 @@ def test_an_offer_of_another_protocol_is_not_taken(listen):
                 pass
 
 
-def test_http_1_0_needs_no_host(listen):
-    with socket.create_connection(listen(), timeout=30) as client:
-        client.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
-        assert client.recv(12) == b"HTTP/1.1 200"
-
-
 def test_trailers_are_no_headers(listen):
     """A proxy lets them through where it would have taken a header of that name away."""
     with socket.create_connection(listen(auth="keys"), timeout=30) as client:

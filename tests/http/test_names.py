@@ -64,19 +64,18 @@ def test_a_taken_name_is_refused_and_the_first_one_stays(stocked, refused, kind)
     assert stocked.get(f"/{kind}/x").json() == before
 
 
-@pytest.mark.parametrize("threads", [2, 8])
-def test_of_requests_for_one_name_at_the_same_moment_exactly_one_wins(stocked, kind, threads):
-    with ThreadPoolExecutor(threads) as pool:
-        for attempt in range(5):
+def test_of_requests_for_one_name_at_the_same_moment_exactly_one_wins(stocked, kind):
+    with ThreadPoolExecutor(8) as pool:
+        for attempt in range(2):
             answers = list(
                 pool.map(
                     lambda each, name=f"x{attempt}": make(stocked, kind, name, each % 2 == 1),
-                    range(threads),
+                    range(8),
                 )
             )
-            assert sorted(answer.status_code for answer in answers) == [201] + [409] * (threads - 1)
+            assert sorted(answer.status_code for answer in answers) == [201] + [409] * 7
             assert {answer.json()["code"] for answer in answers if answer.status_code == 409} <= {
                 "name-taken",
                 "conflict",
             }
-    assert len([name for name in names(stocked, kind) if name.startswith("x")]) == 5
+    assert len([name for name in names(stocked, kind) if name.startswith("x")]) == 2

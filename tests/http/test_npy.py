@@ -92,11 +92,6 @@ def test_npy_of_any_float_order_and_version_is_its_numbers(dtype, order, version
         assert np.array_equal(npy.read(body).numpy(), array)
 
 
-def test_a_header_need_not_be_padded():
-    for version in ((1, 0), (2, 0), (3, 0)):
-        assert np.array_equal(npy.read(with_header(described(), version=version)).numpy(), VECTORS)
-
-
 @pytest.mark.parametrize(
     ("path", "fields"),
     [(TRANSLATE, PAIR), (RELATIVE, {"encoder": "first", "anchor_set": "items"})],
@@ -141,46 +136,25 @@ INSIDE = r"0x|ast\.|object at|<class|lambda"
 
 BAD = {
     "nothing": (b"", 400, "bad-npy"),
-    "a few bytes": (b"\x93NUM", 400, "bad-npy"),
     "json": (b'{"vectors": [[1, 2, 3, 4, 5, 6, 7, 8]]}', 400, "bad-npy"),
     "a pickle": (pickle.dumps(VECTORS), 400, "bad-npy"),
-    "objects": (written(np.array([[1, "a"]], object), allow_pickle=True), 422, "bad-dtype"),
     "integers": (written(VECTORS.astype("i4")), 422, "bad-dtype"),
-    "numbers of arrays": (with_header(described("('<f4', (2,))")), 422, "bad-dtype"),
-    "0-d": (written(VECTORS[0, 0]), 422, "bad-shape"),
     "1-d": (written(VECTORS[0]), 422, "bad-shape"),
-    "3-d": (written(VECTORS[None]), 422, "bad-shape"),
     "no rows": (written(VECTORS[:0]), 422, "empty-vectors"),
     "a byte missing": (written(VECTORS)[:-1], 400, "bad-npy"),
     "a byte more": (written(VECTORS) + b"\0", 400, "bad-npy"),
-    "two files": (written(VECTORS) * 2, 400, "bad-npy"),
-    "more than there are": (with_header(described(shape="(2**62, 8)")), 400, "bad-npy"),
     "far more": (with_header(described(shape=f"({2**62}, 8)")), 400, "bad-npy"),
-    "beyond any integer": (with_header(described(shape=f"({2**64}, 8)")), 422, "bad-shape"),
     "negative rows": (with_header(described(shape="(-5, 8)")), 422, "bad-shape"),
     "true rows": (
         with_header(described(shape="(True, 8)"), VECTORS[:1].tobytes()),
         422,
         "bad-shape",
     ),
-    "rows as floats": (with_header(described(shape="(5.0, 8)")), 422, "bad-shape"),
-    "a list as shape": (with_header(described(shape="[5, 8]")), 422, "bad-shape"),
-    "no type": (with_header(described("()")), 422, "bad-dtype"),
-    "an unknown order": (with_header(described(order="3")), 400, "bad-npy"),
     "another key": (with_header(described()[:-2] + "'x': 1}"), 400, "bad-npy"),
-    "open brackets": (with_header("(((("), 400, "bad-npy"),
     "deep nesting": (with_header("(" * 500 + ")" * 500), 400, "bad-npy"),
     "arithmetic in a shape": (with_header(described(shape="(9**9**9, 8)")), 400, "bad-npy"),
-    "a name": (with_header("open"), 400, "bad-npy"),
     "another version": (with_header(described(), version=(4, 0)), 400, "bad-npy"),
     "a call": (with_header("__import__('os').abort()"), 400, "bad-npy"),
-    "a header that is not text": (with_header(b"\xff" * 100, version=(3, 0)), 400, "bad-npy"),
-    "a long header": (with_header(described() + " " * 20_000), 400, "bad-npy"),
-    "a header longer than the file": (
-        b"\x93NUMPY\x01\x00\xff\xff" + described().encode(),
-        400,
-        "bad-npy",
-    ),
     "a header of gigabytes": (
         b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + described().encode(),
         400,
@@ -274,13 +248,9 @@ def forms() -> dict[str, tuple[str, bytes]]:
         (NPY, NPY, NPY),
         ("APPLICATION/X-NPY", NPY, NPY),
         (f"{NPY};q=0.5", NPY, NPY),
-        (f"{JSON};q=0.2,{NPY};q=0.3", NPY, NPY),
         (f"{JSON}, {NPY}", JSON, JSON),
-        (f"{NPY};q=0.5, {JSON};q=0.9", JSON, JSON),
         (f"{NPY};q=0, {JSON}, */*;q=0.1", JSON, JSON),
         (f"text/csv, {NPY};q=0.01", NPY, NPY),
-        (f"{JSON};q=nan, {NPY};q=0.1", NPY, NPY),
-        (f"{JSON};q=x, {NPY};q=0.1", NPY, NPY),
         (f"{JSON};charset=utf-8", JSON, JSON),
         ("text/html", None, None),
         (f"{NPY};q=0", None, None),
@@ -452,14 +422,6 @@ def test_wrong_fields_in_the_query_are_refused_where_they_stand(more, code, fiel
     else:
         [item] = refused.value.errors()
         assert (CODES.get(item["type"], "invalid-request"), field_of(item)) == (code, field)
-
-
-def test_wrong_fields_in_the_query_are_problems_of_the_answer(service, refused):
-    for more, code, field in (
-        ("foo=1", "unknown-field", "foo"),
-        ("method=irp&ridge=1", "unknown-option", "options.ridge"),
-    ):
-        refused(send(service, written(VECTORS), f"{TRANSLATE}&{more}"), 422, code, field)
 
 
 def test_json_with_a_query_is_refused_and_npy_without_its_fields(service, refused):

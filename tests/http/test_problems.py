@@ -12,10 +12,7 @@ POOLS = {"source_pool": [[1]], "target_pool": [[1]]}
     [
         "/nothing",
         "/encoders/a/b",
-        "/v3/encoders",
         "/v1x",
-        "/anchor-sets/items/embeddings",
-        "/%00",
         "/%ff",
     ],
 )
@@ -27,10 +24,7 @@ def test_an_unknown_route_is_a_problem_document(client, refused, path):
     ("method", "path", "allowed"),
     [
         ("DELETE", "/encoders", {"GET", "POST"}),
-        ("PATCH", "/encoders/x", {"GET", "DELETE"}),
         ("GET", "/translate", {"POST"}),
-        ("PUT", "/relative", {"POST"}),
-        ("POST", "/livez", {"GET"}),
     ],
 )
 def test_a_wrong_verb_is_a_problem_document_that_tells_a_right_one(
@@ -45,7 +39,6 @@ def test_a_wrong_verb_is_a_problem_document_that_tells_a_right_one(
     ("path", "field"),
     [
         ("/encoders?limit=abc", "limit"),
-        ("/encoders?limit=0", "limit"),
         ("/encoders?limit=1001", "limit"),
         ("/heads?after=" + "a" * 101, "after"),
         ("/jobs?state=lost", "state"),
@@ -55,13 +48,8 @@ def test_a_malformed_query_parameter_is_refused_by_name(client, refused, path, f
     refused(client.get(path), 422, "invalid-request", field, detail=field)
 
 
-@pytest.mark.parametrize("after", ["%00", "%F0%9F%A6%8A", "%27%3B--", "%25"])
-def test_any_text_may_be_paged_after(client, after):
-    assert client.get(f"/encoders?after={after}").json() == {"encoders": []}
-
-
 @pytest.mark.parametrize("resource", ["encoders", "anchor-sets", "heads"])
-@pytest.mark.parametrize("name", ["-x", "a%20b", "a" * 101, "%C3%A9", "x%0A", "%00"])
+@pytest.mark.parametrize("name", ["-x", "a" * 101, "x%0A"])
 def test_a_malformed_name_in_a_path_is_refused(client, refused, resource, name):
     refused(client.get(f"/{resource}/{name}"), 422, "invalid-request", "name")
 
@@ -96,11 +84,6 @@ def test_no_type_is_guessed(client, refused):
     )
     refused(client.post("/encoders", json={"name": 7, "dim": 2}), 422, "invalid-request", "name")
     refused(client.post("/encoders", json={"name": None, "dim": 2}), 422, "invalid-request", "name")
-
-
-def test_members_without_a_value_are_left_out(client):
-    members = {"type", "title", "status", "code", "detail", "instance", "field", "request_id"}
-    assert set(client.get("/encoders/x").json()) == members
 
 
 def test_below_v1_errors_have_the_shape_of_openai(client, locked, serve, complaint):

@@ -201,30 +201,6 @@ def test_lists_show_what_the_project_has_itself(two):
     assert a.names["first"] in a.call("GET", "/audit").text
 
 
-def test_two_projects_may_use_the_same_names_and_one_does_not_touch_the_others(two):
-    a, b = two
-    b.names = {**a.names}
-    b.make()
-    assert (
-        b.names["translator"] == a.names["translator"]
-    )  # a content hash: equal anchors, equal translators
-    assert (
-        b.call("GET", f"/translators/{b.names['translator']}").json()["source"] == b.names["first"]
-    )
-    before = a.call("GET", "/anchor-sets").text, a.call("GET", "/heads").text
-    for path in (f"/heads/{b.names['head']}", f"/anchor-sets/{b.names['set']}"):
-        assert b.call("DELETE", path).status_code == 204
-    assert (a.call("GET", "/anchor-sets").text, a.call("GET", "/heads").text) == before
-    body = {
-        "source": a.names["first"],
-        "target": a.names["second"],
-        "anchor_set": a.names["set"],
-        "vectors": [[1, 2, 3]],
-    }
-    assert a.call("POST", "/translate", body).status_code == 200
-    assert b.call("POST", "/translate", body).status_code == 404
-
-
 def test_metrics_hold_no_name_that_a_client_gave(two):
     a, b = two
     names = [*a.names.values(), "yours-first", "yours-set"]

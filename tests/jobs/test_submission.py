@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import select
 
 from app import errors
-from app.context import Limits
 from app.db import tables
 from app.jobs import queries as job_queries
 from app.jobs import submission
@@ -22,8 +21,8 @@ from tests.jobs.helpers import (
 )
 
 
-def test_a_project_may_have_so_many_unfinished_jobs_and_another_project_its_own(services):
-    services = replace(services, limits=Limits(project_jobs=2))
+def test_a_project_may_have_so_many_unfinished_jobs_and_another_its_own(services, monkeypatch):
+    monkeypatch.setattr(submission, "PROJECT_JOBS", 2)
     first, _ = (
         submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 1}) for _ in range(2)
     )
@@ -35,8 +34,8 @@ def test_a_project_may_have_so_many_unfinished_jobs_and_another_project_its_own(
     submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
 
 
-def test_all_projects_together_may_have_so_many_unfinished_jobs(services):
-    services = replace(services, limits=Limits(jobs=2))
+def test_all_projects_together_may_have_so_many_unfinished_jobs(services, monkeypatch):
+    monkeypatch.setattr(submission, "JOBS", 2)
     for project in ("p", "q"):
         submission.submit_job(services, RequestContext(project), JobKind.bootstrap, {})
     with pytest.raises(errors.QueueFull) as caught:

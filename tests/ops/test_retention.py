@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, func, select, update
 
-from app.context import Retention, Services
+from app.context import Services
 from app.db import tables
 from app.db.cache import Cache
 from app.errors import TranslatorNotFound
@@ -25,12 +25,6 @@ REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
 
 def days_ago(days: float) -> datetime:
     return tables.now() - timedelta(days=days)
-
-
-def keeping(services: Services, **days: int) -> Services:
-    """The services with these settings; rows without a setting are never deleted."""
-    for_ever = {"jobs_days": 0, "audit_days": 0, "translators_days": 0}
-    return replace(services, retention=Retention(**{**for_ever, **days}))
 
 
 def put(services: Services, *rows: tables.Base) -> None:
@@ -65,37 +59,27 @@ def audit(name: str, days: float) -> tables.AuditRow:
 
 def test_jobs_are_deleted_so_many_days_after_their_end(services):
     states = {state: state for state in ("succeeded", "failed", "cancelled")}
-    put(services, *(job(f"old {name}", 8, JobState(state)) for name, state in states.items()))
+    put(services, *(job(f"old {name}", 31, JobState(state)) for name, state in states.items()))
     put(
         services,
-        job("young", 6),
+        job("young", 29),
         job("queued", None, JobState.queued),
         job("running", None, JobState.running),
     )
-    retention.delete_old(keeping(services, jobs_days=7))
+    retention.delete_old(services)
     assert names(services, tables.JobRow.kind) == {"young", "queued", "running"}
 
 
 def test_audit_rows_are_deleted_so_many_days_after_the_write(services):
-    put(services, audit("old", 8), audit("young", 6))
-    retention.delete_old(keeping(services, audit_days=7))
+    put(services, audit("old", 366), audit("young", 364))
+    retention.delete_old(services)
     assert names(services, tables.AuditRow.name) == {"young"}
-
-
-def test_zero_days_mean_for_ever(stocked_services):
-    fitted(stocked_services)
-    put(stocked_services, job("old", 9999), audit("old", 9999))
-    unused_for(stocked_services, 9999)
-    retention.delete_old(keeping(stocked_services))
-    assert names(stocked_services, tables.JobRow.kind) == {"old"}
-    assert "old" in names(stocked_services, tables.AuditRow.name)
-    assert len(names(stocked_services, tables.TranslatorRow.content)) == 1
 
 
 @ON_EACH_DATABASE
 def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypatch):
     monkeypatch.setattr(retention, "DELETE_BATCH", 10)
-    put(services, *(audit(str(number), 9) for number in range(25)))
+    put(services, *(audit(str(number), 366) for number in range(25)))
     deleted: list[int] = []
 
     def count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -103,25 +87,23 @@ def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypat
             deleted.append(cursor.rowcount)
 
     event.listen(services.db.engine, "after_cursor_execute", count)
-    retention.delete_old(keeping(services, audit_days=7))
+    retention.delete_old(services)
     assert deleted == [10, 10, 5]
 
 
 def test_a_stop_is_heard_between_two_batches(services, monkeypatch):
     monkeypatch.setattr(retention, "DELETE_BATCH", 10)
-    put(services, *(audit(str(number), 9) for number in range(25)))
-    retention.delete_old(
-        keeping(services, audit_days=7), stopping=iter([False, *[True] * 5]).__next__
-    )
+    put(services, *(audit(str(number), 366) for number in range(25)))
+    retention.delete_old(services, stopping=iter([False, False, *[True] * 5]).__next__)
     assert len(names(services, tables.AuditRow.name)) == 15
 
 
 def test_rows_that_another_process_is_deleting_are_not_waited_for(on_postgres):
-    put(on_postgres, audit("theirs", 9), audit("ours", 8))
+    put(on_postgres, audit("theirs", 367), audit("ours", 366))
     with on_postgres.db.transaction() as session:
         theirs = select(tables.AuditRow).where(tables.AuditRow.name == "theirs").with_for_update()
         session.execute(theirs)
-        retention.delete_old(keeping(on_postgres, audit_days=7))
+        retention.delete_old(on_postgres)
         assert names(on_postgres, tables.AuditRow.name) == {"theirs"}
 
 
@@ -152,7 +134,7 @@ def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_sam
     stocked_services,
 ):
     content = fitted(stocked_services)
-    services = unused_for(keeping(stocked_services, translators_days=7), 9)
+    services = unused_for(stocked_services, 92)
     retention.delete_old(services)
     with pytest.raises(TranslatorNotFound):
         estimate.find_with_report(services, PROJECT, content)
@@ -163,7 +145,7 @@ def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_sam
 @pytest.mark.parametrize("use", ["fitted", "asked about"])
 def test_a_translator_in_use_is_kept(stocked_services, use):
     content = fitted(stocked_services)
-    services = unused_for(keeping(stocked_services, translators_days=1), 9)
+    services = unused_for(stocked_services, 92)
     if use == "fitted":
         fitted(services)
     else:
@@ -172,15 +154,8 @@ def test_a_translator_in_use_is_kept(stocked_services, use):
     assert rows(services) == 1
 
 
-def test_what_a_running_process_wrote_down_today_is_never_deleted_by_the_shortest_setting(
-    stocked_services,
-):
-    """A process writes the use of a translator down once a day, and the row must outlive that
-    day.
-    """
-    services = keeping(stocked_services, translators_days=1)
-    fitted(services)
-    with services.db.transaction() as session:
-        session.execute(update(tables.TranslatorRow).values(used_at=days_ago(1.99)))
-    retention.delete_old(services)
-    assert rows(services) == 1
+def test_a_row_outlives_the_day_in_which_a_process_writes_its_use_down_only_once(stocked_services):
+    fitted(stocked_services)
+    unused_for(stocked_services, 90.99)
+    retention.delete_old(stocked_services)
+    assert rows(stocked_services) == 1

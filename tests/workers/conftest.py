@@ -37,11 +37,11 @@ class Deployment:
         self.services = make_services(settings)
         self._workers: list[tuple[Worker, Services]] = []
 
-    def worker(self, threads: int = 1, **changes: Any) -> Worker:
+    def worker(self, **changes: Any) -> Worker:
         """Another worker with its own connections, not started yet."""
         settings = self.settings.model_copy(update=changes)
         services = make_services(settings)
-        worker = Worker(services, threading.Event(), threads=threads)
+        worker = Worker(services, threading.Event())
         self._workers.append((worker, services))
         return worker
 

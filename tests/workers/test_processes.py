@@ -19,11 +19,12 @@ from app.db import tables
 from app.jobs import submission
 from app.jobs import worker as runner
 from app.jobs.supervisor import CANNOT_START
+from app.ops.devices import devices
 from app.request_context import RequestContext
 from app.settings import Settings
 from app.types import JobState
 from tests.waiting import until
-from workers.processes import NotShared, devices, main
+from workers.processes import main
 
 ROOT = Path(__file__).parents[2]
 WORKER = ("app.cli", "worker")
@@ -205,14 +206,6 @@ def test_a_process_whose_device_broke_is_replaced_and_its_job_runs_again_in_the_
     assert "an illegal memory access" in errors
 
 
-@pytest.mark.long
-def test_a_job_that_always_breaks_the_device_uses_up_its_attempts(deployment, start, tmp_path):
-    start("cpu", "tests.workers.breaking")
-    row, processes = tried(deployment, tmp_path, breaks=99)
-    assert (row.state, row.error["code"]) == (JobState.failed, "device-failed")
-    assert len(set(processes)) == len(processes) == runner.MAX_ATTEMPTS
-
-
 def test_a_worker_that_cannot_start_ends_the_command(deployment, environment):
     """Such as a port in use: another attempt would not start either."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -281,7 +274,7 @@ def test_a_process_one_of_whose_threads_has_died_ends(deployment, fork):
 
 
 def test_a_worker_of_a_sqlite_file_says_what_to_set(tmp_path):
-    with pytest.raises(NotShared, match="ANCHORAGE_DATABASE_URL"):
+    with pytest.raises(ValueError, match="ANCHORAGE_DATABASE_URL"):
         main(Settings(data_dir=tmp_path))
 
 
