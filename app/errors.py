@@ -1,40 +1,5 @@
 """Every error that Anchorage raises on purpose, with its stable `code`.
 
-AnchorageError
-├─ NotFound                  the project has no resource of that name or id
-│  └─ EncoderNotFound, AnchorSetNotFound, PairsNotFound, SampleNotFound, PoolNotFound,
-│     HeadNotFound, TranslatorNotFound, JobNotFound, ApiKeyNotFound,
-│     StoreNotFound, MigrationNotFound, AliasNotFound
-├─ Conflict                  the request contradicts the present state of the data
-│  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors,
-│     InputsNotStored, EncoderChanged, OffsetMismatch, PoolOfAnotherEncoder, JobFinished,
-│     BlobMissing, StoreChanged, StoreRefused, MigrationActive,
-│     WrongState, BelowEstimate
-├─ Unauthenticated           no API key, or one that is not valid
-├─ Forbidden                 the key, the Host or the Origin does not allow the request
-│  └─ ScopeMissing, HostNotAllowed, OriginNotAllowed
-├─ Later                     the service refuses now; `retry_after_s` says when to try again
-│  ├─ TooManyRequests        a limit of this client
-│  │  └─ RateLimited, TooManyJobs, TooMuchAtOnce
-│  └─ Unavailable            a limit or a fault of the service
-│     └─ Overloaded, FitQueued, QueueFull, DatabaseUnavailable, StorageUnavailable, EncoderFailed,
-│        ClientLeft, StoreUnavailable, StoreFull
-├─ TooLarge                  above a limit that the error names
-│  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, ImageTooLarge, HeadTooLarge,
-│     PoolTooLarge
-├─ BodyTooSlow               the body did not arrive in time
-├─ UnsupportedMedia          the route does not read this Content-Type
-├─ NotAcceptable             the route does not write what Accept names
-├─ Malformed                 the body does not parse
-│  └─ BadNpy
-└─ Invalid                   a value is wrong: the error names its field, and the rows if it can
-   └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite,
-      OutOfRange, BadShape, BadDtype, BadBase64, EmptyVectors, DegenerateAnchors, InvalidOption,
-      UnknownOption, NotExactlyOne, MethodNotIndependent, EncoderNeedsVectors, EncoderUnavailable,
-      InvalidInput, TokensNotRead, InvalidImage, InvalidHead, InvalidSeeds, SeedsInsufficient,
-      SpacesNotAligned, QualityBelowMinimum, AddressNotListed, ConnectorMissing, StoreUnsupported,
-      InvalidFilter, WrongSpace
-
 `app.http.problems` maps classes to statuses, and docs/reference/errors.md explains each code.
 """
 
@@ -106,6 +71,8 @@ def blaming(
 
 
 class NotFound(AnchorageError):
+    """The project has no resource of that name or id."""
+
     code = "not-found"
 
 
@@ -158,6 +125,8 @@ class MigrationNotFound(NotFound):
 
 
 class Conflict(AnchorageError):
+    """The request contradicts the present state of the data."""
+
     code = "conflict"
 
 
@@ -230,10 +199,14 @@ class BelowEstimate(Conflict):
 
 
 class Unauthenticated(AnchorageError):
+    """No API key, or one that is not valid."""
+
     code = "unauthenticated"
 
 
 class Forbidden(AnchorageError):
+    """The key, the Host or the Origin does not allow the request."""
+
     code = "forbidden"
 
 
@@ -250,11 +223,15 @@ class OriginNotAllowed(Forbidden):
 
 
 class Later(AnchorageError):
+    """The service refuses now; `retry_after_s` says when to try again."""
+
     code = "later"
     usual_wait_s = 1
 
 
 class TooManyRequests(Later):
+    """A limit of this client."""
+
     code = "too-many-requests"
 
 
@@ -271,6 +248,8 @@ class TooMuchAtOnce(TooManyRequests):
 
 
 class Unavailable(Later):
+    """A limit or a fault of the service."""
+
     code = "unavailable"
 
 
@@ -319,6 +298,8 @@ class StoreFull(Unavailable):
 
 
 class TooLarge(AnchorageError):
+    """Above a limit that the error names."""
+
     code = "too-large"
 
 
@@ -363,6 +344,8 @@ class NotAcceptable(AnchorageError):
 
 
 class Malformed(AnchorageError):
+    """The body does not parse."""
+
     code = "malformed-json"
 
 
@@ -371,6 +354,8 @@ class BadNpy(Malformed):
 
 
 class Invalid(AnchorageError):
+    """A value is wrong: the error names its field, and the rows if it can."""
+
     code = "invalid"
 
 

@@ -15,7 +15,24 @@ from functools import partial
 import torch
 
 from app.errors import blaming
-from app.threads import use_threads
+
+#: held while torch's number of threads differs from the process's
+_changing = threading.Lock()
+
+
+def use_threads(count: int) -> None:
+    """Give this thread `count` torch threads, and keep the number for threads that start later.
+
+    Torch otherwise sets the number of threads for all later threads.
+    """
+    with _changing:
+        others = torch.get_num_threads()
+        torch.set_num_threads(count)
+        # Another thread restores the number: this call changes both this thread and later ones.
+        restorer = threading.Thread(target=torch.set_num_threads, args=(others,))
+        restorer.start()
+        restorer.join()
+
 
 #: computes the rows start..stop
 Span = Callable[[int, int], None]

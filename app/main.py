@@ -31,6 +31,7 @@ from app.http.admission import Admission, AdmissionMiddleware
 from app.http.rates import Rates
 from app.jobs import answers as job_answers
 from app.jobs import endpoints as jobs
+from app.lanes import use_threads
 from app.moves import endpoints as migrations
 from app.openai import endpoints as openai
 from app.ops import health, tracing
@@ -38,7 +39,6 @@ from app.search import decide_endpoints as decide
 from app.search import endpoints as store_search
 from app.settings import Settings
 from app.stores import endpoints as stores
-from app.threads import use_threads
 from app.translate import endpoints as translate
 from app.translate import translator_endpoints as translators
 from app.turns import Turns

@@ -56,9 +56,8 @@ def test_the_prose_of_each_how_to_page_has_at_most_700_words() -> None:
     assert {name: count for name, count in words.items() if count > 700} == {}
 
 
-def test_every_error_is_in_the_tree_and_has_a_code_of_its_own() -> None:
+def test_every_error_has_a_code_of_its_own() -> None:
     found = subclasses(errors.AnchorageError)
-    assert all(cls.__name__ in (errors.__doc__ or "") for cls in found)
     assert len({cls.code for cls in found}) == len(found)
 
 

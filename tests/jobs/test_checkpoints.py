@@ -118,13 +118,6 @@ def test_states_are_kept_seldom_but_for_the_first_that_is_further_than_any_befor
     assert resumed(services, job) == 2  # 0: the first of its try; 2: beyond 1
 
 
-def test_a_checkpoint_takes_a_small_share_of_the_time(services, job, monkeypatch):
-    monkeypatch.setattr(progress, "CHECKPOINT_EVERY_S", 0)
-    monkeypatch.setattr(progress, "CHECKPOINT_SHARE", 1e-9)  # after one, ages pass
-    assert going(services, job, 1, 2, 3) is None
-    assert resumed(services, job) == 1
-
-
 def test_only_the_last_checkpoint_is_on_disk(services, job, keep_all):
     going(services, job, *range(1, 10))
     assert files(services) == {again(services, job).checkpoint}

@@ -133,17 +133,6 @@ def test_streams_above_the_limit_are_refused_until_one_has_ended(api, job):
         assert [event for _, event, _ in events(answer)] == ["end"]
 
 
-@pytest.mark.parametrize("api", [1], indirect=True)
-def test_a_client_that_goes_away_gives_its_stream_back(api, job):
-    for _ in range(3):
-        status = 429
-        while status == 429:  # the server notices a disconnect with a delay
-            with api.open("GET", f"/jobs/{job}/events") as answer:
-                status = answer.status
-                assert status in (200, 429)
-                assert status == 429 or next(events(answer))
-
-
 def test_the_stream_of_a_key_that_is_revoked_ends(
     listen, first_keys, endless_bootstrap, bearing, monkeypatch
 ):

@@ -30,20 +30,6 @@ def test_a_service_of_one_process_is_ready_with_its_worker(client):
     ]  # some load balancers ask so
 
 
-def test_with_redis_the_worker_is_elsewhere(serve, redis_url, redis_prefix):
-    answer = serve(redis_url=redis_url, redis_prefix=redis_prefix).get("/readyz")
-    assert (answer.status_code, answer.json()) == (
-        200,
-        {
-            "status": "ok",
-            "database": True,
-            "worker": None,
-            "redis": True,
-            "models": True,
-        },
-    )
-
-
 @pytest.fixture
 def degraded(serve):
     return serve(redis_url=f"redis://127.0.0.1:{free_port()}/0")

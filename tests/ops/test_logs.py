@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import sys
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -87,24 +86,13 @@ def deep() -> list[object]:
 
 ODD = {
     "half a surrogate": lambda: "\ud800",
-    "half a surrogate as a key": lambda: {"\ud800": 1},
     "a large number": lambda: 2**70,
-    "NaN": lambda: float("nan"),
-    "infinity and a large number": lambda: [float("inf"), 2**70],
     "bytes": lambda: b"\xff\x00",
-    "a set": lambda: {1, 2},
-    "a tuple as a key": lambda: {(1, 2): 3},
-    "None as a key": lambda: {None: 1, 1.5: 2, True: 3},
     "an object as a key": lambda: {Unspeakable(): 1},
-    "an object that cannot be shown": Unspeakable,
-    "a class": lambda: Unspeakable,
     "a kind of string": lambda: {Word("a"): Word("b")},
     "a circle": circle,
     "100,000 lists in each other": deep,
     "an array": lambda: np.arange(3),
-    "a strided array": lambda: np.arange(9)[::2],
-    "a number of numpy": lambda: np.float32(1.5),
-    "a deque": lambda: deque([1]),
     "an error": lambda: ValueError("\udfff"),
 }
 
@@ -145,14 +133,6 @@ VALUES = st.recursive(
 def test_anything_at_all_can_be_logged(value, message):
     found = line("%s", message, value=value)
     assert found.keys() == {"event", "level", "logger", "timestamp", "value"}
-
-
-def test_an_exception_whose_words_are_half_a_surrogate_is_logged():
-    try:
-        raise ValueError("\ud83d")
-    except ValueError:
-        found = line("failed", error=sys.exc_info(), level=logging.ERROR)
-    assert "ValueError" in found["exception"]
 
 
 #: what a client can write into a path or a name: line breaks, escape sequences, direction marks

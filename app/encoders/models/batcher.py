@@ -24,8 +24,8 @@ from torch import Tensor
 from app.device_failures import is_device_failure
 from app.encoders.models.base import EncoderModel, Item
 from app.errors import AnchorageError, EncoderFailed, TooMuchAtOnce
+from app.lanes import use_threads
 from app.ops import metrics
-from app.threads import use_threads
 
 log = logging.getLogger("anchorage.encoders")
 
