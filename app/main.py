@@ -112,7 +112,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Anchorage",
         version=__version__,
         description=DESCRIPTION,
-        openapi_tags=docs.TAGS,
+        openapi_tags=[{"name": name, "description": text} for name, text in docs.TAGS.items()],
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,

@@ -61,7 +61,6 @@ OVER = {
     "app": 1_827,
     "app/encoders": 3_415,
     "app/heads": 983,
-    "app/http": 2_397,
     "app/maths": 7_060,
     "app/openai": 634,
     "app/stores": 7_960,

@@ -397,11 +397,8 @@ def _key(headers: Headers, *, cookie: bool) -> str | None:
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
-    return headers.get("x-api-key") or (_cookie_key(headers) if cookie else None)
-
-
-def _cookie_key(headers: Headers) -> str | None:
-    """Returns the API key of the cookie; None without one."""
+    if (key := headers.get("x-api-key")) or not cookie:
+        return key
     # Python's own parser would drop the key behind another program's cookie.
     return cookie_parser(headers.get("cookie", "")).get(COOKIE) or None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64encode
+from functools import cache
 from pathlib import Path
 
 import fastapi_offline
@@ -15,8 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
-
-from app.http import error_page
+from markdown_it import MarkdownIt
 
 STATIC = "/static-offline-docs"
 FILES = Path(fastapi_offline.__file__).parent / "static"
@@ -39,56 +39,42 @@ PAGE_POLICY = (
 )
 INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
-#: The groups of calls, in the order in which a reader needs them: name, description.
-TAGS = [
-    {"name": name, "description": description}
-    for name, description in (
-        (
-            "Search an old index",
-            "Search vectors of an old encoder with the new one: in a store that the service reads "
-            "(`POST /stores`, then `POST /stores/{name}/search`), or among candidates that you "
-            "send (`POST /rescore`).",
-        ),
-        (
-            "Decide",
-            "What to do with an index after a change of encoder, by estimate or on judged queries. "
-            "Begin with `POST /advice`.",
-        ),
-        (
-            "Migrate",
-            "Move a store to the new encoder in place, and back. Begin with `POST /migrations`, "
-            "which plans and writes nothing.",
-        ),
-        (
-            "Translate",
-            "Vectors of one encoder in the space of another (`POST /translate`), relative vectors "
-            "(`POST /relative`), and the fitted translators with their reports.",
-        ),
-        (
-            "Classify",
-            "Classifiers and decoders that outlive their encoder. Register one with `POST /heads`, "
-            "and apply it with `POST /stitch`.",
-        ),
-        (
-            "Anchors",
-            "The items that two encoders share. Begin with `POST /anchor-sets`; without shared "
-            "items, with `PUT /pools/{name}` and `POST /bootstrap`.",
-        ),
-        (
-            "Encoders",
-            "Named functions from inputs to vectors. Begin with `POST /encoders`; an encoder that "
-            "you run yourself needs its dimension only.",
-        ),
-        (
-            "OpenAI",
-            "What clients of OpenAI, Cohere and Jina call. A `model` is an encoder, "
-            "`encoder->target@anchor-set`, or an alias.",
-        ),
-        ("Jobs", "Work that outlives a request. Follow it with `GET /jobs/{id}`."),
-        ("Keys", "API keys, and the record of changes; for callers with the scope `admin`."),
-        ("Health", "What an orchestrator and Prometheus ask."),
-    )
-]
+#: The groups of calls, in the order in which a reader needs them, and their descriptions.
+TAGS = {
+    "Search an old index": "Search vectors of an old encoder with the new one: in a store that "
+    "the service reads (`POST /stores`, then `POST /stores/{name}/search`), or among candidates "
+    "that you send (`POST /rescore`).",
+    "Decide": "What to do with an index after a change of encoder, by estimate or on judged "
+    "queries. Begin with `POST /advice`.",
+    "Migrate": "Move a store to the new encoder in place, and back. Begin with `POST "
+    "/migrations`, which plans and writes nothing.",
+    "Translate": "Vectors of one encoder in the space of another (`POST /translate`), relative "
+    "vectors (`POST /relative`), and the fitted translators with their reports.",
+    "Classify": "Classifiers and decoders that outlive their encoder. Register one with `POST "
+    "/heads`, and apply it with `POST /stitch`.",
+    "Anchors": "The items that two encoders share. Begin with `POST /anchor-sets`; without "
+    "shared items, with `PUT /pools/{name}` and `POST /bootstrap`.",
+    "Encoders": "Named functions from inputs to vectors. Begin with `POST /encoders`; an encoder "
+    "that you run yourself needs its dimension only.",
+    "OpenAI": "What clients of OpenAI, Cohere and Jina call. A `model` is an encoder, "
+    "`encoder->target@anchor-set`, or an alias.",
+    "Jobs": "Work that outlives a request. Follow it with `GET /jobs/{id}`.",
+    "Keys": "API keys, and the record of changes; for callers with the scope `admin`.",
+    "Health": "What an orchestrator and Prometheus ask.",
+}
+
+
+#: in an installed package, and in a checkout
+ERRORS_SOURCES = (
+    Path(__file__).with_name("errors.md"),
+    Path(__file__).parents[2] / "docs" / "reference" / "errors.md",
+)
+
+ERRORS_HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Errors</title>
+<meta name="viewport" content="width=device-width">
+<style>body{max-width:46em;margin:2em auto;padding:0 1em;font:1em/1.5 system-ui,sans-serif}
+:target{background:#ff9}td,th{text-align:left;vertical-align:top;padding-right:1em}</style></head>
+"""
 
 
 def install(app: FastAPI) -> None:
@@ -114,7 +100,7 @@ def install(app: FastAPI) -> None:
 
     @app.get(ERRORS_PATH, include_in_schema=False)
     async def errors(request: Request) -> Response:
-        return _guarded(HTMLResponse(error_page.html()))
+        return _guarded(HTMLResponse(errors_html()))
 
 
 def _guarded(page: Response) -> Response:
@@ -127,3 +113,16 @@ def _guarded(page: Response) -> Response:
         hashes=" ".join(f"'sha256-{digest}'" for digest in digests)
     )
     return page
+
+
+@cache
+def errors_html() -> str:
+    """Returns the page of all error codes, without its links, whose pages are elsewhere."""
+    source = next((path for path in ERRORS_SOURCES if path.exists()), ERRORS_SOURCES[0])
+    text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", source.read_text())
+    body = MarkdownIt("commonmark").enable("table").render(text)
+    return f"{ERRORS_HEAD}<body>{re.sub('<h3>(.*?)</h3>', _with_anchor, body)}</body></html>"
+
+
+def _with_anchor(heading: re.Match[str]) -> str:
+    return f'<h3 id="{heading[1]}">{heading[1]}</h3>'
