@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.session import SchemaOutdated, is_sqlite
-from app.jobs.supervisor import CANNOT_START, end_with_parent, preloading_context, supervise
+from app.jobs import supervisor
 from app.ops import logs
 from app.ops.devices import devices
 from app.settings import Settings
@@ -41,10 +40,10 @@ def main(settings: Settings) -> int:
             "Workers need PostgreSQL: set ANCHORAGE_DATABASE_URL. "
             "With a SQLite file, `anchorage serve` runs the jobs itself."
         )
-    context = preloading_context(PRELOADED)
+    context = supervisor.preloading_context(PRELOADED)
     with ProcessPoolExecutor(1, mp_context=context) as asking:
         wanted = asking.submit(devices, settings.devices).result()
-    return supervise(
+    return supervisor.supervise(
         _work_and_exit,
         [(settings, device, number) for number, device in enumerate(wanted)],
         stop_s=WORKERS_STOP_S,
@@ -71,9 +70,8 @@ def work(settings: Settings, device: str, number: int) -> int:
         start_http_server(settings.worker_metrics_port + number, addr=settings.host)
     worker = Worker(services, threading.Event())
     ended = threading.Event()
-    for number_of_signal in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number_of_signal, lambda *_: ended.set())
-    end_with_parent()
+    supervisor.on_signals(lambda *_: ended.set())
+    supervisor.end_with_parent()
     worker.start()
     log.info("worker %d takes jobs on %s", os.getpid(), device)
     while (alive := worker.alive and not services.encoders.broken) and not ended.wait(
@@ -103,6 +101,6 @@ def _work_and_exit(settings: Settings, device: str, number: int) -> None:
         status = 1
     except (SchemaOutdated, ValueError, OSError) as error:
         log.error("the worker on %s cannot start: %s", device, error)
-        status = CANNOT_START
+        status = supervisor.CANNOT_START
     logging.shutdown()
     os._exit(status)

@@ -62,7 +62,7 @@ def supervise(
     """
     starts: Any = context or multiprocessing.get_context("spawn")
     ended = threading.Event()
-    _on_signals(lambda *_: ended.set())
+    on_signals(lambda *_: ended.set())
 
     def start(call: tuple[Any, ...]) -> BaseProcess:
         process: BaseProcess = starts.Process(target=target, args=call)
@@ -96,7 +96,7 @@ def _stop(processes: Sequence[BaseProcess], stop_s: float) -> None:
         for process in processes:
             process.terminate()
 
-    _on_signals(terminate)  # the children handle a second signal themselves
+    on_signals(terminate)  # the children handle a second signal themselves
     terminate()
     deadline = time.monotonic() + stop_s
     for process in processes:
@@ -117,6 +117,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _on_signals(handle: Callable[..., None]) -> None:
+def on_signals(handle: Callable[..., None]) -> None:
+    """Call `handle` at SIGTERM and SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
