@@ -64,7 +64,6 @@ OVER = {
     "app/maths": 7_060,
     "app/openai": 634,
     "app/stores": 7_960,
-    "workers": 252,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62
