@@ -27,7 +27,8 @@ MAX_NPY_HEADER_BYTES = 1_024
 
 def read(data: bytes | memoryview, field: str = "vectors") -> Tensor:
     """Returns the matrix of a file, without a copy if `data` is writable."""
-    start = BytesIO(data[: MAX_NPY_HEADER_BYTES + npy.MAGIC_LEN + 4])
+    most = MAX_NPY_HEADER_BYTES + npy.MAGIC_LEN + 4
+    start = BytesIO(bytes(data[:most]).ljust(most))  # of a cut header, its type is still told
     try:
         read_header = READERS[npy.read_magic(start)]
         shape, in_columns, dtype = read_header(start, MAX_NPY_HEADER_BYTES)

@@ -159,7 +159,8 @@ def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_han
     job_id = deployment.bootstrap("first", **LONG)
     lost = deployment.wait(job_id, running).lease
     before = {child: used(child) for child in children(process)}
-    time.sleep(0.5)
+    # far more than the other one, which is idle: a busy machine lets neither compute for a while
+    until(lambda: max(used(child) - before[child] for child in before) > 100)
     victim = max(before, key=lambda child: used(child) - before[child])
     os.kill(victim, signal.SIGKILL)
     shorten(deployment, job_id)
