@@ -9,7 +9,6 @@ another. Endpoints that drip, never end or never answer are servers of this proc
 
 from __future__ import annotations
 
-import io
 import json
 import socketserver
 import threading
@@ -36,6 +35,7 @@ from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
 from benchmarks.common import RESULTS, Table, parser, show, write
+from benchmarks.service import npy
 from scripts.servers import Server, serve
 
 #: of each project: anchors, their dimensions, and rows of its store
@@ -124,12 +124,6 @@ def client_of(server: Server, key: str) -> httpx2.Client:
         timeout=120,
         limits=httpx2.Limits(max_connections=2 * THREADS),
     )
-
-
-def npy(matrix: np.ndarray[Any, Any]) -> bytes:
-    file = io.BytesIO()
-    np.save(file, matrix)
-    return file.getvalue()
 
 
 def furnish(client: httpx2.Client, x: np.ndarray[Any, Any]) -> None:
