@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from app.errors import AnchorageError, Overloaded, TooMuchAtOnce
@@ -63,20 +62,6 @@ class Turns:
         try:
             try:
                 turn.begun.result(wait_s)
-            except TimeoutError:
-                raise self._refusal(turn) from None
-            yield
-        finally:
-            self._leave(turn)
-
-    @asynccontextmanager
-    async def take_async(self, project: str, wait_s: float) -> AsyncIterator[None]:
-        """Hold one, after waiting for it on the event loop. Raises what `take` raises."""
-        turn = self._ask(project, 1)
-        try:
-            try:
-                # shielded, so that nothing but `_serve` ends the future
-                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(turn.begun)), wait_s)
             except TimeoutError:
                 raise self._refusal(turn) from None
             yield

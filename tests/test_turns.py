@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -102,27 +101,3 @@ def test_who_waits_too_long_is_refused_and_its_place_is_free():
         with pytest.raises(TooMuchAtOnce):
             turns.take("a", 0.01).__enter__()
         assert waiting(turns) == 0
-
-
-def test_coroutines_wait_without_a_thread_and_leave_when_they_are_cancelled():
-    turns = Turns("tests", 1, waiting=8)
-
-    async def work() -> str:
-        async with turns.take_async("b", 30):
-            return "done"
-
-    async def run() -> str:
-        with turns.take("a"):
-            left, stays = asyncio.create_task(work()), asyncio.create_task(work())
-            while waiting(turns) < 2:
-                await asyncio.sleep(0)
-            left.cancel()
-            await asyncio.gather(left, return_exceptions=True)
-            assert waiting(turns) == 1
-            with pytest.raises(TooMuchAtOnce):
-                async with turns.take_async("a", 0.01):
-                    pass
-        return await stays
-
-    assert asyncio.run(run()) == "done"
-    assert turns.held == 0

@@ -51,8 +51,7 @@ def show_store(request: Request, name: PathName, services: Svc, project: Reads) 
 async def show_facts(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
     """Shows what a store holds now. Raises as `look_at_store`."""
     report = await stores.look_at_store(services, project, name)
-    mixture = stores.describe_mixture(report.space, report.foreign, report.row.encoder.name)
-    return render(request, "store_facts.html", report=report, mixture=mixture)
+    return render(request, "store_facts.html", report=report)
 
 
 @router.get(f"{STORES_PAGE}/{{name}}/verdict")

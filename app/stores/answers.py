@@ -19,24 +19,12 @@ MAX_TEXT = 32_769
 #: most rows of one read, and most numbers of its vectors: at most 24 bytes each in JSON
 ROWS_A_READ, NUMBERS_A_READ = 256, 400_000
 
-#: what a result without its vector counts for, in numbers
-NUMBERS_A_RESULT = 8
-
 Part = TypeVar("Part")
 
 
 def rows_a_read(width: int) -> int:
     """Return how many rows one call may read, whose vectors have `width` numbers."""
     return max(1, min(ROWS_A_READ, NUMBERS_A_READ // max(1, width)))
-
-
-def plan_search(k: int, width: int, vectors: bool) -> tuple[bool, int]:
-    """Return whether a search for `k` rows answers their vectors too, and how many queries one
-    call may have. Vectors of many results are read afterwards, page by page.
-    """
-    answers_vectors = vectors and k * width <= NUMBERS_A_READ
-    numbers = width if answers_vectors else NUMBERS_A_RESULT
-    return answers_vectors, max(1, NUMBERS_A_READ // (k * numbers))
 
 
 def read_parts(
@@ -46,9 +34,9 @@ def read_parts(
     name: Callable[[int], Any],
     *,
     is_page: bool = False,
-) -> Iterator[tuple[int, Part]]:
+) -> Iterator[Part]:
     """Yield what `read(first, rows)` returns of `count` rows in parts of `step` rows, or of half as
-    many after an answer that was too large, and before it the rows of the part.
+    many after an answer that was too large.
 
     name     returns the id of a row that is too large alone, None if it is unknown
     is_page  end after a smaller part: the rest of a page of large rows would fill the memory
@@ -68,7 +56,7 @@ def read_parts(
                 ) from error
             step = rows // 2
             continue
-        yield rows, part
+        yield part
         first += rows
         if is_page and step < whole:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,8 @@ from app.errors import (
 )
 from app.stores.port import Cursor, HearRows, Page, RowsChecksum, StoreId, StoreVectors
 
-#: parts of a collection that a sample reads
-SAMPLE_PARTS = 32
+#: parts of a collection that a sample reads, and most rows of one
+SAMPLE_PARTS, SAMPLED_AT_ONCE = 32, 256
 
 Cause = TypeVar("Cause", bound=BaseException)
 
@@ -67,7 +68,8 @@ def random_runs(total: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
 
     They are at random positions, one in each part of the collection.
     """
-    parts = 1 if count >= total else min(count, SAMPLE_PARTS)
+    least = -(-min(count, total) // SAMPLED_AT_ONCE)
+    parts = max(1 if count >= total else min(count, SAMPLE_PARTS), least)
     edges = np.linspace(0, total, parts + 1).astype(int).tolist()
     shares = np.diff(np.linspace(0, min(count, total), parts + 1).astype(int)).tolist()
     random = np.random.default_rng(seed)
@@ -116,8 +118,8 @@ FAULT_SIGNS: tuple[tuple[type[AnchorageError], str, str], ...] = (
     ),
     (
         StoreChanged,
-        "not found|does(n't| not) exist|no such file|not existing vector name|no point with id|"
-        "vector (dimension|inserting) error|is not initialized",
+        "not found|does(n't| not) exist|no such (file|table|column)|not existing vector name|"
+        "no point with id|vector (dimension|inserting) error|is not initialized",
         "Somebody deleted, renamed or changed the collection. Look at it, then plan a new "
         "migration.",
     ),
@@ -145,6 +147,28 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a question about the collection of the nearest name, after a space; "" without."""
     near = get_close_matches(name, list(names), 1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+class SharedClient:
+    """A client of a store's library, which is opened when it is first used, and again after it was
+    closed. Several threads may use it at once.
+    """
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    def get(self) -> Any:
+        with self._lock:
+            self._client = self._client or self._connect()
+            return self._client
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
 
 def find_cause(error: BaseException, kind: type[Cause]) -> Cause | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import and_, select
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session, aliased
 
 from app.db.resources import by_name
@@ -66,13 +68,7 @@ def stores_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
     names = session.scalars(
         select(StoreRow.name).where(StoreRow.encoder_id == encoder.id).order_by(StoreRow.name)
     ).all()
-    moved = session.scalars(
-        select(StoreRow.name)
-        .join(MigrationRow, MigrationRow.store_id == StoreRow.id)
-        .where(MigrationRow.target_id == encoder.id)
-        .distinct()
-        .order_by(StoreRow.name)
-    ).all()
+    moved = _moved(session, MigrationRow.target_id == encoder.id)
     return [f"store {name!r}" for name in names] + [
         f"a migration of store {name!r}" for name in moved if name not in names
     ]
@@ -80,11 +76,16 @@ def stores_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
 
 def stores_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]:
     """Return the migrations that use a set, as 'a migration of store b'."""
-    names = session.scalars(
+    moved = _moved(session, MigrationRow.anchor_set_id == anchor_set.id)
+    return [f"a migration of store {name!r}" for name in moved]
+
+
+def _moved(session: Session, where: ColumnElement[bool]) -> Sequence[str]:
+    """Return the names of stores with such a migration."""
+    return session.scalars(
         select(StoreRow.name)
         .join(MigrationRow, MigrationRow.store_id == StoreRow.id)
-        .where(MigrationRow.anchor_set_id == anchor_set.id)
+        .where(where)
         .distinct()
         .order_by(StoreRow.name)
     ).all()
-    return [f"a migration of store {name!r}" for name in names]

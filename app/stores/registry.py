@@ -39,20 +39,27 @@ STORE_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-#: the kinds whose ids may be in a field of the client's choice
-ID_FIELDS = ("pgvector", "lancedb", "sqlite-vec", "faiss")
+#: the kinds whose ids, and whose vectors, may be in a field of the client's choice
+ID_FIELDS, VECTOR_FIELDS = ("pgvector", "lancedb"), ("pgvector", "lancedb", "qdrant", "milvus")
 
 
 def require_known_options(
-    kind: str, options: Mapping[str, Any], id_field: str | None = None
+    kind: str,
+    options: Mapping[str, Any],
+    id_field: str | None = None,
+    vector_field: str | None = None,
 ) -> None:
     """Raises InvalidOption for what the connector of this kind would ignore."""
-    if id_field is not None and kind not in ID_FIELDS:
-        raise InvalidOption(
-            f"Rows of stores of kind {kind!r} have one id, so there is no `id_field` to choose. "
-            "Remove it.",
-            field="id_field",
-        )
+    for name, value, kinds in (
+        ("id_field", id_field, ID_FIELDS),
+        ("vector_field", vector_field, VECTOR_FIELDS),
+    ):
+        if value is not None and kind not in kinds:
+            raise InvalidOption(
+                f"Rows of stores of kind {kind!r} have one id and one vector, so there is no "
+                f"`{name}` to choose. Remove it.",
+                field=name,
+            )
     known = STORE_OPTIONS.get(kind, ())
     unknown = sorted(set(options) - set(known))
     if unknown:

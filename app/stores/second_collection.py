@@ -12,7 +12,7 @@ import threading
 from abc import abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import MigrationActive, StoreChanged, WrongState
-from app.stores.answers import plan_search
-from app.stores.common import find_text, rows_checksum
+from app.stores.answers import read_parts, rows_a_read
+from app.stores.common import find_text, page_of, rows_checksum
 from app.stores.port import (
     Changes,
     Cursor,
@@ -42,6 +42,9 @@ from app.stores.sides import Phase, Sides, StoredRow, contains, fingerprint, opp
 
 #: rows that are compared, copied or deleted at once
 ROWS_A_PAGE = 1000
+
+#: most results of one call that searches
+RESULTS_A_CALL = 50_000
 
 #: served pages whose rows are remembered until they are written
 PAGES_REMEMBERED = 2
@@ -77,13 +80,16 @@ class PairedStore(Store):
     def read_page(
         self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
     ) -> tuple[list[StoredRow], Cursor | None]:
-        """Return the next rows, also those without a vector. Digests need `content`."""
+        """Return the next rows, also those without a vector. Digests need `content`.
+
+        Raises `answer_too_large`, and is then called for fewer rows.
+        """
 
     @abstractmethod
     def read_rows(
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
-    ) -> dict[StoreId, StoredRow]:
-        """Return the rows of these ids that exist."""
+    ) -> list[StoredRow]:
+        """Return the rows of these ids that exist. Raises `answer_too_large`, as `read_page`."""
 
     @abstractmethod
     def count_rows(self, place: Any) -> int:
@@ -113,12 +119,51 @@ class PairedStore(Store):
 
     @abstractmethod
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
-        """Return the results of a search in one place, with the vectors if they are wanted."""
+        """Return the ids and scores of a search in one place."""
 
     def complete(self, sides: Sides) -> None:
         """Build the index of the new vectors after the last page of a run."""
 
     # --- reading ------------------------------------------------------------------------------
+
+    def rows_a_call(self, place: Any, *, whole: bool) -> int:
+        """Return how many rows one call reads; `whole`: with their vectors."""
+        return rows_a_read(self.dim_of(place) if whole else 1)
+
+    def rows_after(
+        self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
+    ) -> tuple[list[StoredRow], Cursor | None]:
+        """Return the next rows: `limit`, or fewer if they are large."""
+        rows: list[StoredRow] = []
+        after = cursor
+
+        def read(_first: int, count: int) -> list[StoredRow]:
+            nonlocal after
+            found, after = self.read_page(place, after, count, vectors=vectors, content=content)
+            return found
+
+        def name(_first: int) -> StoreId:
+            return self.read_page(place, after, 1, vectors=False, content=False)[0][0].id
+
+        step = self.rows_a_call(place, whole=vectors or content)
+        for found in read_parts(limit, step, read, name, is_page=True):
+            rows += found
+            if after is None:
+                break
+        return rows, after
+
+    def rows_of(
+        self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
+    ) -> dict[StoreId, StoredRow]:
+        """Return the rows of these ids that exist."""
+
+        def read(first: int, count: int) -> list[StoredRow]:
+            part = list(ids[first : first + count])
+            return self.read_rows(place, part, vectors=vectors, content=content)
+
+        step = self.rows_a_call(place, whole=vectors or content)
+        parts = read_parts(len(ids), step, read, lambda first: ids[first])
+        return {row.id: row for found in parts for row in found}
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
         sides = self.find_sides()
@@ -126,7 +171,7 @@ class PairedStore(Store):
         # `write` copies the rows that were translated, and not what a client writes meanwhile
         keep = side == "old" and sides.phase == "open"
         while True:
-            rows, cursor = self.read_page(place, cursor, limit, vectors=True, content=keep)
+            rows, cursor = self.rows_after(place, cursor, limit, vectors=True, content=keep)
             if keep:
                 with self._served_lock:
                     self._served.append({row.id: row for row in rows})
@@ -136,34 +181,39 @@ class PairedStore(Store):
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
         place = self.find_sides().place(side)
-        found = zip(ids, self._rows_of(place, ids, vectors=True, content=False), strict=True)
-        kept = [(each, row) for each, row in found if row is not None and row.vector is not None]
-        page = self._page(place, [row for _, row in kept], None)
-        return Page([each for each, _ in kept], page.vectors)
+        found = zip(ids, self._rows_by(place, ids, vectors=True, content=False), strict=True)
+        vectors = {id: row.vector for id, row in found if row and row.vector is not None}
+        return page_of(ids, vectors, self.dim_of(place))
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         place = self.find_sides().place(wanted.side)
-        answers_vectors, step = plan_search(wanted.k, self.dim_of(place), wanted.vectors)
+        step = max(1, RESULTS_A_CALL // wanted.k)
         hits: list[Hits] = []
         for first in range(0, len(wanted.queries), step):
             queries = wanted.queries[first : first + step]
-            hits += self.search_place(
-                place, replace(wanted, queries=queries, vectors=answers_vectors)
-            )
-        if wanted.vectors and not answers_vectors:
-            return [self._add_vectors(place, each) for each in hits]
-        return hits
+            hits += self.search_place(place, replace(wanted, queries=queries))
+        if not (wanted.vectors or wanted.payload):
+            return hits
+        ids = list(dict.fromkeys(id for each in hits for id in each.ids))
+        rows = self.rows_of(place, ids, vectors=wanted.vectors, content=wanted.payload)
+        return [self._with_rows(place, each, rows, wanted) for each in hits]
 
-    def _add_vectors(self, place: Any, hits: Hits) -> Hits:
-        """Return results with vectors, which are read page by page, without rows that are gone."""
-        rows = self.read_rows(place, hits.ids, vectors=True, content=False)
-        found = [rows.get(id) for id in hits.ids]
-        kept = [at for at, row in enumerate(found) if row is not None and row.vector is not None]
+    def _with_rows(
+        self, place: Any, hits: Hits, rows: Mapping[StoreId, StoredRow], wanted: Search
+    ) -> Hits:
+        """Return results with what the rows hold, without rows that were deleted meanwhile."""
+        found = [
+            (id, each, rows[id])
+            for id, each in zip(hits.ids, hits.scores, strict=True)
+            if id in rows
+        ]
+        kept = [each for each in found if not wanted.vectors or each[2].vector is not None]
+        stored = [row for _, _, row in kept]
         return Hits(
-            [hits.ids[at] for at in kept],
-            [hits.scores[at] for at in kept],
-            stack_rows([row for at in kept if (row := found[at])], self.dim_of(place)),
-            None if hits.payloads is None else [hits.payloads[at] for at in kept],
+            [id for id, _, _ in kept],
+            [score for _, score, _ in kept],
+            stack_rows(stored, self.dim_of(place)) if wanted.vectors else None,
+            [row.payload for row in stored] if wanted.payload else None,
         )
 
     def row_id(self, id: Any) -> StoreId | None:
@@ -172,26 +222,30 @@ class PairedStore(Store):
 
     def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
         place = self.find_sides().visible
-        rows = self._rows_of(place, ids, vectors=False, content=True)
+        rows = self._rows_by(place, ids, vectors=False, content=True)
         return [None if row is None else find_text(row.payload, field) for row in rows]
 
-    def _rows_of(
+    def _rows_by(
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
     ) -> list[StoredRow | None]:
         """Return the row of each id, which may repeat; None for one that does not exist."""
         keys = [self.row_id(each) for each in ids]
         known = list(dict.fromkeys(key for key in keys if key is not None))
-        rows = self.read_rows(place, known, vectors=vectors, content=content)
+        rows = self.rows_of(place, known, vectors=vectors, content=content)
         return [None if key is None else rows.get(key) for key in keys]
 
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
-        return rows_checksum(self._content_numbers(self.find_sides().visible), hear)
+        pages = self.pages(self.find_sides().visible, content=True)
+        return rows_checksum(([row.digest for row in rows] for rows in pages), hear)
 
-    def _content_numbers(self, place: Any) -> Iterator[list[int]]:
+    def pages(self, place: Any, *, content: bool) -> Iterator[list[StoredRow]]:
+        """Yield all rows of a place, without their vectors."""
         cursor: Cursor | None = None
         while True:
-            rows, cursor = self.read_page(place, cursor, ROWS_A_PAGE, vectors=False, content=True)
-            yield [row.digest for row in rows]
+            rows, cursor = self.rows_after(
+                place, cursor, ROWS_A_PAGE, vectors=False, content=content
+            )
+            yield rows
             if cursor is None:
                 return
 
@@ -256,11 +310,11 @@ class SecondCollection(Migration):
         new = dict(zip(ids, vectors, strict=True))
         rows = self._store.take_served(new)
         others = [id for id in new if id not in rows]
-        rows |= {row.id: row for row in self._read_whole(sides.old, others)}
+        rows |= self._store.rows_of(sides.old, others, vectors=True, content=True)
         if replace:
             self._store.delete_rows(sides.new, list(rows))
         else:
-            there = self._store.read_rows(sides.new, list(new), vectors=False, content=False)
+            there = self._store.rows_of(sides.new, list(new), vectors=False, content=False)
             rows = {id: row for id, row in rows.items() if id not in there}
         if rows:
             written = np.stack([new[id] for id in rows])
@@ -327,51 +381,36 @@ class SecondCollection(Migration):
 
         Adds a fingerprint of each row of the source to `seen`.
         """
-        cursor: Cursor | None = None
-        while True:
+        for rows in self._store.pages(self._source_sides(source).place(source), content=True):
             sides = self._source_sides(source)
-            pairs, cursor = self._pairs(sides, source, cursor)
-            seen.extend(fingerprint(row.id, row.digest) for row, _ in pairs)
+            pairs = self._pairs(sides, source, rows)
+            seen.extend(fingerprint(row.id, row.digest) for row in rows)
             stale = [row.id for row, there in pairs if there is None or there.digest != row.digest]
-            found = list(self._read_whole(sides.place(source), stale))
-            bare = [row for row in found if row.vector is None]
+            whole = self._store.rows_of(sides.place(source), stale, vectors=True, content=True)
+            bare = [row for row in whole.values() if row.vector is None]
             if bare:
                 self._store.write_rows(sides.place(opposite(source)), bare, None)
-            seen.extend(fingerprint(row.id, row.digest) for row in found)
-            yield sides, [row for row in found if row.vector is not None], []
-            if cursor is None:
-                break
+            seen.extend(fingerprint(row.id, row.digest) for row in whole.values())
+            yield sides, [row for row in whole.values() if row.vector is not None], []
         if source == "new":
             return  # rows of the collection that clients had are never deleted
-        while True:
+        for rows in self._store.pages(self._source_sides(source).new, content=False):
             sides = self._source_sides(source)
-            rows, cursor = self._store.read_page(
-                sides.new, cursor, ROWS_A_PAGE, vectors=False, content=False
-            )
             ids = [row.id for row in rows]
-            there = self._store.read_rows(sides.old, ids, vectors=False, content=False)
+            there = self._store.rows_of(sides.old, ids, vectors=False, content=False)
             yield sides, [], [id for id in ids if id not in there]
-            if cursor is None:
-                return
 
     def _pairs(
-        self, sides: Sides, source: Side, cursor: Cursor | None
-    ) -> tuple[list[tuple[StoredRow, StoredRow | None]], Cursor | None]:
-        """Return the next rows of one side, each with its row of the other side."""
-        there = sides.place(opposite(source))
-        rows, after = self._store.read_page(
-            sides.place(source), cursor, ROWS_A_PAGE, vectors=False, content=True
-        )
-        ids = [row.id for row in rows]
-        found = self._store.read_rows(there, ids, vectors=False, content=True)
-        return [(row, found.get(row.id)) for row in rows], after
+        self, sides: Sides, source: Side, rows: Sequence[StoredRow]
+    ) -> list[tuple[StoredRow, StoredRow | None]]:
+        """Return rows of one side, each with its row of the other side."""
+        there, ids = sides.place(opposite(source)), [row.id for row in rows]
+        found = self._store.rows_of(there, ids, vectors=False, content=True)
+        return [(row, found.get(row.id)) for row in rows]
 
     def _source_sides(self, source: Side) -> Sides:
         """Return the sides. Raises StoreChanged if clients no longer see `source`."""
         return self._require("between", "open" if source == "old" else "cut")
-
-    def _read_whole(self, place: Any, ids: Sequence[StoreId]) -> Collection[StoredRow]:
-        return self._store.read_rows(place, ids, vectors=True, content=True).values()
 
     def _bring(self, source: Side, translate: TranslateRows) -> NDArray[np.uint64]:
         """Bring every difference to the other side; return the fingerprints of what was read."""
@@ -387,20 +426,17 @@ class SecondCollection(Migration):
 
         A row that they wrote since the swap is newer, and stays.
         """
-        sides, cursor = self._require("cut" if source == "old" else "open"), None
-        while True:
-            pairs, cursor = self._pairs(sides, source, cursor)
+        sides = self._require("cut" if source == "old" else "open")
+        for rows in self._store.pages(sides.place(source), content=True):
             late = [
                 row.id
-                for row, there in pairs
+                for row, there in self._pairs(sides, source, rows)
                 if not contains(seen, fingerprint(row.id, row.digest))
                 and (there is None or contains(seen, fingerprint(row.id, there.digest)))
             ]
-            found = self._read_whole(sides.place(source), late)
-            whole = [row for row in found if row.vector is not None]
+            found = self._store.rows_of(sides.place(source), late, vectors=True, content=True)
+            whole = [row for row in found.values() if row.vector is not None]
             self._copy(sides, source, whole, translate)
-            if cursor is None:
-                return
 
     def _copy(
         self, sides: Sides, source: Side, rows: Sequence[StoredRow], translate: TranslateRows
@@ -413,7 +449,7 @@ class SecondCollection(Migration):
         lost = set(np.flatnonzero(~vectors.any(axis=1)).tolist()) if source == "new" else set()
         if lost:
             ids = [rows[place].id for place in lost]
-            there = self._store.read_rows(sides.old, ids, vectors=False, content=False)
+            there = self._store.rows_of(sides.old, ids, vectors=False, content=False)
             lost = {place for place in lost if rows[place].id in there}
         kept = [place for place in range(len(rows)) if place not in lost]
         if kept:

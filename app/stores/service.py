@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from anyio import to_thread
+from sqlalchemy.orm import Session
 
 from app.access.audit import record_audit
 from app.access.name_lookup import refuse_in_use
@@ -27,7 +28,8 @@ from app.request_context import RequestContext
 from app.stores import queries as store_queries
 from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.port import Capabilities, Store, StoreFacts, StoreId, StoreVectors
-from app.stores.registry import CONNECTORS, require_known_options
+from app.stores.registry import EMBEDDED, require_known_options
+from app.stores.schemas import NewStore
 from app.stores.text_templates import parse_template
 
 #: rows of a store that are compared
@@ -35,21 +37,6 @@ CHECKED_ROWS = 256
 
 #: kinds whose collection is a name inside the database, which the connector quotes
 NAMED_COLLECTIONS = ("pgvector", "sqlite-vec")
-
-
-@dataclass(frozen=True)
-class StoreDefinition:
-    """A store as a client describes it. `address` is the name of an operator's entry."""
-
-    name: str
-    kind: str
-    address: str
-    collection: str
-    encoder: str
-    vector_field: str | None = None
-    id_field: str | None = None
-    text_field: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 Answer = TypeVar("Answer")
@@ -66,6 +53,7 @@ class StoreReport:
 
     space    the encoder that its vectors look like
     foreign  ids of sampled rows that do not look like the store's encoder
+    mixture  what these rows look like; None if they are too few to matter
     """
 
     row: tables.StoreRow
@@ -73,54 +61,60 @@ class StoreReport:
     capabilities: Capabilities
     space: SpaceMatch
     foreign: list[StoreId]
+    mixture: str | None
 
 
-def create_store(
-    services: Services, context: RequestContext, definition: StoreDefinition
-) -> StoreReport:
+def create_store(services: Services, context: RequestContext, new: NewStore) -> StoreReport:
     """Connect a store, read its facts, compare its vectors with the anchors, and add its row.
 
     Raises NameTaken, EncoderNotFound, AddressNotListed, InvalidRequest, InvalidOption,
     DimensionMismatch, StoreUnsupported, and the errors of `call_row`.
     """
-    _check_collection(definition)
-    parse_template(definition.text_field or "")
-    require_known_options(definition.kind, definition.options, definition.id_field)
-    find_address(services.stores.addresses, definition.address, context.project)
+    _check_collection(new)
+    parse_template(new.text_field or "")
+    require_known_options(new.kind, new.options, new.id_field, new.vector_field)
+    find_address(services.stores.addresses, new.address, context.project)
     with services.db.transaction() as session:
-        resources.require_free(session, tables.StoreRow, context.project, definition.name)
-        encoder = resources.by_name(
-            session, tables.EncoderRow, context.project, definition.encoder, field="encoder"
-        )
-    row = _row(context.project, definition, encoder)
+        encoder = _require_names(session, context, new)
+    row = tables.StoreRow(
+        project=context.project,
+        **new.model_dump(include={"name", "kind", "address", "collection"}),
+        options=new.model_dump(include={"vector_field", "id_field", "text_field", "options"}),
+        encoder=encoder,
+    )
+    location = services.stores.location(row)
     try:
-        has_texts = definition.text_field is not None
+        has_texts = new.text_field is not None
         found = call_row(services, row, lambda store: _read(store, texts=has_texts))
         report = _report(services, row, found)
         _require_dim(report.facts.dim, row)
     except StoreChanged as error:  # of the request: the store was never seen before
-        services.stores.forget(services.stores.location(row))
         raise StoreUnsupported(
             f"The address {row.address!r} has no collection {row.collection!r} of kind "
             f"{row.kind!r} that can be read. Correct `collection`, or `address`. The store says: "
             f"{error.detail}",
             field=error.field or "collection",
         ) from None
-    except Exception:
-        services.stores.forget(services.stores.location(row))
-        raise
-    _remember_field(services, row, report.facts)
+    finally:
+        services.stores.forget(location)
+    if new.vector_field is None:  # so that a second field of vectors changes nothing
+        row.options = {**row.options, "vector_field": report.facts.vector_field}
     with services.db.transaction() as session:
-        resources.require_free(session, tables.StoreRow, context.project, definition.name)
         # The encoder may have been deleted while the store was read.
-        row.encoder = resources.by_name(
-            session, tables.EncoderRow, context.project, definition.encoder, field="encoder"
-        )
+        row.encoder = _require_names(session, context, new)
         row.encoder_id = row.encoder.id
         _require_dim(report.facts.dim, row)
         session.add(row)
         record_audit(session, context, "create", "store", row.name)
     return report
+
+
+def _require_names(session: Session, context: RequestContext, new: NewStore) -> tables.EncoderRow:
+    """Return the encoder. Raises EncoderNotFound, NameTaken."""
+    resources.require_free(session, tables.StoreRow, context.project, new.name)
+    return resources.by_name(
+        session, tables.EncoderRow, context.project, new.encoder, field="encoder"
+    )
 
 
 async def look_at_store(services: Services, project: str, name: str) -> StoreReport:
@@ -160,7 +154,9 @@ def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
 def _report(services: Services, row: tables.StoreRow, found: _StoreContents) -> StoreReport:
     facts, capabilities, vectors, ids = found
     space = check_space(services, row.encoder, vectors)
-    return StoreReport(row, facts, capabilities, space, foreign_ids(space, ids))
+    foreign = foreign_ids(space, ids)
+    mixture = describe_mixture(space, foreign, row.encoder.name)
+    return StoreReport(row, facts, capabilities, space, foreign, mixture)
 
 
 def describe_mixture(space: SpaceMatch, foreign: Sequence[StoreId], encoder: str) -> str | None:
@@ -236,32 +232,6 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
         services.stores.forget(services.stores.location(row))
 
 
-def _remember_field(services: Services, row: tables.StoreRow, facts: StoreFacts) -> None:
-    """Name the field of the vectors, so that a second one in the collection changes nothing."""
-    if row.options["vector_field"] is None and facts.vector_field is not None:
-        services.stores.forget(services.stores.location(row))
-        row.options = {**row.options, "vector_field": facts.vector_field}
-
-
-def _row(project: str, definition: StoreDefinition, encoder: tables.EncoderRow) -> tables.StoreRow:
-    options = {
-        "vector_field": definition.vector_field,
-        "id_field": definition.id_field,
-        "text_field": definition.text_field,
-        "options": dict(definition.options),
-    }
-    return tables.StoreRow(
-        project=project,
-        name=definition.name,
-        kind=definition.kind,
-        address=definition.address,
-        collection=definition.collection,
-        options=options,
-        encoder_id=encoder.id,
-        encoder=encoder,
-    )
-
-
 def _require_dim(dim: int, row: tables.StoreRow) -> None:
     """Raises DimensionMismatch unless the store has the encoder's dimension."""
     if dim != row.encoder.dim:
@@ -273,15 +243,16 @@ def _require_dim(dim: int, row: tables.StoreRow) -> None:
         )
 
 
-def _check_collection(definition: StoreDefinition) -> None:
+def _check_collection(new: NewStore) -> None:
     """Raises InvalidRequest for a collection that could lie outside the address."""
-    name = definition.collection
-    if definition.kind not in CONNECTORS or definition.kind in NAMED_COLLECTIONS:
+    name = new.collection
+    if new.kind in NAMED_COLLECTIONS:
         return
+    wrong = ":%" if new.kind in EMBEDDED else ':%/\\?*"<>|#'
     parts = name.replace("\\", "/").split("/")
-    if name.startswith(("/", "\\", "~")) or ".." in parts or ":" in name or "%" in name:
+    if name[0] in "/\\~" or {".", ".."} & set(parts) or set(wrong) & set(name):
         raise InvalidRequest(
-            f"A collection of a store of kind {definition.kind!r} must lie below its address. "
-            "Send a relative path without `..`, `:` and `%`.",
+            f"A collection of a store of kind {new.kind!r} must lie below its address. Send a name "
+            f"or a relative path, without `..` and without any of {' '.join(wrong)}.",
             field="collection",
         )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -17,21 +18,8 @@ from typing import Any
 import numpy as np
 import sqlite_vec
 
-from app.errors import (
-    ConnectorMissing,
-    InvalidFilter,
-    StoreChanged,
-    StoreUnavailable,
-    StoreUnsupported,
-)
-from app.stores.common import (
-    as_json,
-    page_of,
-    random_runs,
-    row_number,
-    rows_checksum,
-    store_faults,
-)
+from app.errors import StoreChanged, StoreUnavailable, StoreUnsupported
+from app.stores.common import as_json, page_of, random_runs, row_number, rows_checksum, store_faults
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -50,48 +38,23 @@ from app.stores.port import (
     StoreVectors,
 )
 
-STORE = "The sqlite-vec store"
-
-#: rows whose checksum is read at once
-ROWS_AT_ONCE = 500
-
-#: most results of one search of a vec0 table
-MAX_RESULTS = 4096
+#: rows whose checksum is read at once, and most results of one search of a vec0 table
+ROWS_AT_ONCE, MAX_RESULTS = 500, 4096
 
 #: distances of vec0
 DISTANCES: dict[str, Metric] = {"cosine": "cosine", "l2": "euclidean"}
-
-#: comparisons of vec0 that a filter may use
-COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
-
-#: a statement of the keys in a JSON array of ids
-KEYS_OF_IDS = "SELECT 0 AS place, value AS key FROM json_each(?)"
 
 #: the text of a vec0 table's definition, and one of its columns of vectors
 DEFINITION = re.compile(r"using\s+vec0\s*\((.*)\)\s*$", re.IGNORECASE | re.DOTALL)
 VECTOR = re.compile(r"(\w+)\s+(float|f32|int8|i8|bit)\s*\[\s*(\d+)\s*\]([^,]*)", re.IGNORECASE)
 
-#: how a vector of each type is copied
-COPIED = {"int8": "vec_int8({})", "i8": "vec_int8({})", "bit": "vec_bit({})"}
+#: the rows of a page after the place of a cursor, and the least such place
+NEXT, FIRST = "WHERE i.rowid > ? ORDER BY i.rowid LIMIT ?", -(2**63)
 
-
-def load_sqlite() -> Any:
-    """Return the first module of SQLite that can load extensions."""
-    for name in ("sqlite3", "pysqlite3"):
-        try:
-            module = import_module(name)
-        except ModuleNotFoundError:
-            continue
-        if hasattr(module, "Connection") and hasattr(module.Connection, "enable_load_extension"):
-            return module
-    raise ConnectorMissing(
-        "The sqlite3 module of this Python cannot load extensions. Ask the operator to install "
-        "`pysqlite3-binary`, or to run the service with a Python whose sqlite3 loads extensions.",
-        field="kind",
-    )
-
-
-SQLITE = load_sqlite()
+#: Python's own module, where it can load extensions; else the one that the extra installs
+SQLITE: Any = import_module(
+    "sqlite3" if hasattr(sqlite3.Connection, "enable_load_extension") else "pysqlite3"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +63,7 @@ class VecTable:
 
     arguments  columns and options as they were written, with the dimensions at `place`
     key        the column of ids; `rowid` if none is named
-    others     all columns but the key and the vectors, each with how it is copied: `{}`, or a
-               function of it
+    others     all columns but the key and the vectors
     """
 
     name: str
@@ -112,29 +74,18 @@ class VecTable:
     vector: str
     dim: int
     distance: str
-    others: Mapping[str, str]
+    others: Sequence[str]
 
     @property
-    def keys(self) -> str:
-        """The rows in an order, from the hidden table of ids: vec0 itself has no ranges."""
-        key = "id" if self.text_key else "rowid"
-        return f"SELECT rowid AS place, {key} AS key FROM {quoted(self.name + '_rowids')}"
-
-    def has_id(self, id: StoreId) -> bool:
-        """Return whether the id has the type of the table's ids."""
-        return isinstance(id, str) if self.text_key else isinstance(id, int)
-
-    def statement(self, name: str, dim: int) -> str:
-        """Return the statement that creates such a table with other vectors."""
-        start, end = self.place
-        arguments = f"{self.arguments[:start]}{dim}{self.arguments[end:]}"
-        return f"CREATE VIRTUAL TABLE IF NOT EXISTS {quoted(name)} USING vec0({arguments})"
+    def ids(self) -> tuple[str, str]:
+        """The hidden table of ids, which has ranges as vec0 itself has not, and its column."""
+        return quoted(f"{self.name}_rowids"), "id" if self.text_key else "rowid"
 
 
 class SqliteVecStore(Store):
     """A vec0 table of a SQLite file."""
 
-    capabilities = Capabilities(filters=True)
+    capabilities = Capabilities()
 
     def __init__(self, location: StoreLocation) -> None:
         self.location = location
@@ -143,16 +94,14 @@ class SqliteVecStore(Store):
         """Do nothing: no connection outlives a call."""
 
     @contextmanager
-    def session(self, *, filtered: bool = False) -> Iterator[Any]:
+    def session(self) -> Iterator[Any]:
         """Yield a connection in one transaction, which is committed at the end."""
         path = Path(self.location.url.removeprefix("file://"))
         if not path.is_file():
             raise StoreUnavailable("The address names no file. Ask the operator to correct it.")
-        kinds = (SQLITE.Error, OverflowError)  # of a number in a filter
-        with store_faults(STORE, kinds, filtered=filtered):
+        with store_faults("The sqlite-vec store", (SQLITE.Error,)):
             url = f"{path.resolve().as_uri()}?mode=rw"  # does not create it
-            opened = SQLITE.connect(url, uri=True, isolation_level=None)
-            with closing(opened) as database:
+            with closing(SQLITE.connect(url, uri=True, isolation_level=None)) as database:
                 database.enable_load_extension(True)
                 sqlite_vec.load(database)
                 database.enable_load_extension(False)
@@ -171,25 +120,29 @@ class SqliteVecStore(Store):
             columns = [each for (each,) in info]
         if definition is None:
             raise StoreChanged(f"The file has no vec0 table `{name}`.")
-        return read_definition(name, definition[1], columns, self.location)
+        return read_definition(name, definition[1], columns)
 
     def read(
-        self, table: VecTable, keys: str, values: Sequence[Any], columns: Sequence[str]
+        self, table: VecTable, columns: Sequence[str], rest: str, *values: Any
     ) -> list[tuple[Any, ...]]:
-        """Return place, id and `columns` of the rows of a statement of keys, in its order."""
+        """Return position, id and `columns` of rows of the table of ids `i`, as `rest` says."""
+        hidden, key = table.ids
         names = "".join(f", v.{quoted(each)}" for each in columns)
         statement = (
-            f"SELECT r.place, r.key{names} FROM ({keys}) AS r "
-            f"CROSS JOIN {quoted(table.name)} AS v ON v.{quoted(table.key)} = r.key "
-            "ORDER BY r.place"
+            f"SELECT i.rowid, i.{key}{names} FROM {hidden} AS i CROSS JOIN {quoted(table.name)} "
+            f"AS v ON v.{quoted(table.key)} = i.{key} {rest}"
         )
         with self.session() as database:
             return list(database.execute(statement, values))
 
+    def read_ids(
+        self, table: VecTable, ids: Sequence[StoreId], columns: Sequence[str]
+    ) -> list[tuple[Any, ...]]:
+        chosen = f"WHERE i.{table.ids[1]} IN (SELECT value FROM json_each(?))"
+        return self.read(table, columns, chosen, json.dumps(list(ids)))
+
     def fetch_from(self, table: VecTable, ids: Sequence[StoreId]) -> Page:
-        known = json.dumps([each for each in ids if table.has_id(each)])
-        found = self.read(table, KEYS_OF_IDS, (known,), [table.vector])
-        return page_of(ids, {id: np.frombuffer(blob, "<f4") for _, id, blob in found}, table.dim)
+        return page_of(ids, vectors_of(self.read_ids(table, ids, [table.vector])), table.dim)
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -206,29 +159,20 @@ class SqliteVecStore(Store):
 
     def count_rows(self, table: VecTable) -> int:
         with self.session() as database:
-            return int(database.execute(f"SELECT count(*) FROM ({table.keys})").fetchone()[0])
+            return int(database.execute(f"SELECT count(*) FROM {table.ids[0]}").fetchone()[0])
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
         table = self.table
-        found = self._page(table, cursor, limit, [table.vector])
-        vectors = {id: np.frombuffer(blob, "<f4") for _, id, blob in found}
-        after = found[-1][0] if len(found) == limit else None
+        found = self.read(table, [table.vector], NEXT, FIRST if cursor is None else cursor, limit)
+        vectors, after = vectors_of(found), found[-1][0] if len(found) == limit else None
         return page_of(list(vectors), vectors, table.dim, after)
-
-    def _page(
-        self, table: VecTable, cursor: Cursor | None, limit: int, columns: Sequence[str]
-    ) -> list[tuple[Any, ...]]:
-        after = () if cursor is None else (cursor,)
-        keys = f"{table.keys}{' WHERE rowid > ?' * len(after)} ORDER BY rowid LIMIT ?"
-        return self.read(table, keys, (*after, limit), columns)
 
     def sample(self, count: int, seed: int = 0) -> Page:
         table = self.table
-        keys = f"{table.keys} ORDER BY rowid LIMIT ? OFFSET ?"
         vectors: dict[StoreId, StoreVectors] = {}
         for start, length in random_runs(self.count_rows(table), count, seed):
-            found = self.read(table, keys, (length, start), [table.vector])
-            vectors |= {id: np.frombuffer(blob, "<f4") for _, id, blob in found}
+            rest = "ORDER BY i.rowid LIMIT ? OFFSET ?"
+            vectors |= vectors_of(self.read(table, [table.vector], rest, length, start))
         return page_of(list(vectors), vectors, table.dim)
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
@@ -239,49 +183,28 @@ class SqliteVecStore(Store):
 
     def _numbers(self) -> Iterator[list[int]]:
         """Yield numbers of all that is not the vector, page by page."""
-        table, cursor = self.table, None
-        while True:
-            found = self._page(table, cursor, ROWS_AT_ONCE, list(table.others))
+        table, cursor = self.table, FIRST
+        while found := self.read(table, table.others, NEXT, cursor, ROWS_AT_ONCE):
             yield [row_number(as_json(row[1:])) for row in found]
-            if len(found) < ROWS_AT_ONCE:
-                return
             cursor = found[-1][0]
 
     def migration(self, tag: str, dim: int) -> NewVectors:
         return SecondTable(self, tag, dim)
 
     def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
-        """Return texts of a column of the vec0 table, or, as `table.column`, of another table."""
-        table = self.table
-        known = json.dumps([each for each in ids if table.has_id(each)])
-        name, _, column = field.rpartition(".")
-        if not name:
-            columns = [column] if column in table.others else []
-            rows = self.read(table, KEYS_OF_IDS, (known,), columns)
-            found = {id: row[0] for _, id, *row in rows if row}
-        else:
-            found = self._read_other(name, column, table, known)
-        return [text if isinstance(text := found.get(id), str) else None for id in ids]
-
-    def _read_other(
-        self, name: str, column: str, table: VecTable, known: str
-    ) -> dict[StoreId, Any]:
-        """Return a column of another table, by the ids in the JSON array `known`."""
-        with self.session() as database:
-            info = database.execute("SELECT name FROM pragma_table_info(?)", (name,))
-            columns = [each for (each,) in info]
-            key = next((each for each in (table.key, "id") if each in columns), "rowid")
-            if column not in columns:
-                raise StoreUnsupported(
-                    f"The file has no column `{column}` in a table `{name}`. Name the text as "
-                    "`column` of the vec0 table, or as `table.column`.",
-                    field="text_field",
-                )
+        """Return texts of a column, or, as `table.column`, of the table with these rowids."""
+        table, (other, _, column) = self.table, field.rpartition(".")
+        if other:
             statement = (
-                f"SELECT r.value, t.{quoted(column)} FROM json_each(?) AS r "
-                f"JOIN {quoted(name)} AS t ON t.{quoted(key)} = r.value"
+                f"SELECT rowid, {quoted(column)} FROM {quoted(other)} "
+                "WHERE rowid IN (SELECT value FROM json_each(?))"
             )
-            return dict(database.execute(statement, (known,)))
+            with self.session() as database:
+                found = dict(database.execute(statement, (json.dumps(list(ids)),)))
+        else:
+            columns = [column] if column in table.others else []
+            found = {row[1]: row[-1] for row in self.read_ids(table, ids, columns)}
+        return [text if isinstance(text := found.get(id), str) else None for id in ids]
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         table = self.table
@@ -291,33 +214,30 @@ class SqliteVecStore(Store):
                 "fewer.",
                 field="k",
             )
-        others = list(table.others) if wanted.payload else []
-        names = [table.key, "distance", *[table.vector] * wanted.vectors, *others]
-        condition, values = read_filter(wanted.filter, table.others)
+        others = table.others if wanted.payload else []
+        names = ", ".join(map(quoted, [table.key, "distance", *others]))
         statement = (
-            f"SELECT {', '.join(map(quoted, names))} FROM {quoted(table.name)} "
-            f"WHERE {quoted(table.vector)} MATCH ? AND k = ?{condition} ORDER BY distance"
+            f"SELECT {names} FROM {quoted(table.name)} WHERE {quoted(table.vector)} MATCH ? "
+            "AND k = ? ORDER BY distance"
         )
         hits = []
-        with self.session(filtered=wanted.filter is not None) as database:
-            for query in np.ascontiguousarray(wanted.queries, "<f4"):
-                found = database.execute(statement, (query.tobytes(), wanted.k, *values)).fetchall()
-                distances = np.asarray([row[1] for row in found], np.float64)
-                scores = -distances if table.distance == "l2" else 1 - distances
-                blobs = b"".join(row[2] for row in found) if wanted.vectors else b""
-                payloads = [
-                    dict(zip(others, row[2 + wanted.vectors :], strict=True)) for row in found
-                ]
-                hits.append(
-                    Hits(
-                        [row[0] for row in found],
-                        scores.tolist(),
-                        np.frombuffer(blobs, "<f4").reshape(-1, table.dim)
-                        if wanted.vectors
-                        else None,
-                        [payload_of(each) for each in payloads] if wanted.payload else None,
-                    )
+        for query in np.ascontiguousarray(wanted.queries, "<f4"):
+            with self.session() as database:
+                found = database.execute(statement, (query.tobytes(), wanted.k)).fetchall()
+            ids, base = [row[0] for row in found], 0 if table.distance == "l2" else 1
+            payloads = [
+                # all columns that JSON can hold
+                {name: each for name, each in pairs if not isinstance(each, bytes)}
+                for pairs in (zip(others, row[2:], strict=True) for row in found)
+            ]
+            hits.append(
+                Hits(
+                    ids,
+                    [base - float(row[1]) for row in found],
+                    self.fetch_from(table, ids).vectors if wanted.vectors else None,
+                    payloads if wanted.payload else None,
                 )
+            )
         return hits
 
 
@@ -333,19 +253,22 @@ class SecondTable(NewVectors):
         return replace(self._store.table, name=self._name, dim=self._dim)
 
     def prepare(self) -> None:
-        statement = self._store.table.statement(self._name, self._dim)
+        old = self._store.table
+        start, end = old.place
+        arguments = f"{old.arguments[:start]}{self._dim}{old.arguments[end:]}"
         with self._store.session() as database:
-            database.execute(statement)
+            database.execute(
+                f"CREATE VIRTUAL TABLE IF NOT EXISTS {quoted(self._name)} USING vec0({arguments})"
+            )
 
     def write(
         self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
     ) -> None:
         old = self._store.table
-        names = [old.key, *old.others]
-        copied = [quoted(old.key), *(how.format(quoted(each)) for each, how in old.others.items())]
+        names = ", ".join(map(quoted, [old.key, *old.others]))
         insert = (
-            f"INSERT INTO {quoted(self._name)} ({', '.join(map(quoted, (*names, old.vector)))}) "
-            f"SELECT {', '.join(copied)}, ? FROM {quoted(old.name)} WHERE {quoted(old.key)} = ?"
+            f"INSERT INTO {quoted(self._name)} ({names}, {quoted(old.vector)}) "
+            f"SELECT {names}, ? FROM {quoted(old.name)} WHERE {quoted(old.key)} = ?"
         )
         blobs = [vector.tobytes() for vector in np.asarray(vectors, "<f4")]
         with self._store.session() as database:
@@ -367,9 +290,8 @@ class SecondTable(NewVectors):
 
     def build_index(self) -> None:
         """Delete rows that the application deleted meanwhile; vec0 tables have no other index."""
-        gone = (
-            f"SELECT key FROM ({self._new.keys}) EXCEPT SELECT key FROM ({self._store.table.keys})"
-        )
+        (new, key), (old, _) = self._new.ids, self._store.table.ids
+        gone = f"SELECT {key} FROM {new} EXCEPT SELECT {key} FROM {old}"
         with self._store.session() as database:
             self._delete(database, [id for (id,) in database.execute(gone).fetchall()])
 
@@ -381,73 +303,37 @@ class SecondTable(NewVectors):
             database.execute(f"DROP TABLE IF EXISTS {quoted(self._name)}")
 
 
-def read_definition(
-    name: str, text: str, columns: Sequence[str], location: StoreLocation
-) -> VecTable:
+def read_definition(name: str, text: str, columns: Sequence[str]) -> VecTable:
     """Read the arguments of a vec0 table, whose first column is the key."""
     key, *rest = columns
-    vectors = {found[1]: found for found in VECTOR.finditer(text) if found[1] in rest}
-    usable = [each for each, found in vectors.items() if found[2].lower() in ("float", "f32")]
-    vector = location.vector_field or (usable[0] if len(usable) == 1 else None)
-    if vector is None or vector not in usable:
+    found = [each for each in VECTOR.finditer(text) if each[1] in rest]
+    metric = re.search(r"distance_metric\s*=\s*(\w+)", found[0][4]) if found else None
+    distance = metric[1].lower() if metric else "l2"
+    if len(found) != 1 or found[0][2].lower() not in ("float", "f32") or distance not in DISTANCES:
         raise StoreUnsupported(
-            f"Name a column of vectors of `{name}` in `vector_field`. Those of type `float`, which "
-            f"can be translated, are: {', '.join(usable) or 'none'}.",
-            field="vector_field",
+            f"The vec0 table `{name}` has several columns of vectors, none of type `float`, or "
+            f"the distance `{distance}`. Anchorage moves tables with one column of floats and the "
+            "distance `cosine` or `L2`: copy the vectors into such a table, and name that.",
+            field="collection",
         )
-    found = vectors.pop(vector)
-    others = dict.fromkeys([each for each in rest if each != vector], "{}")
-    others |= {each: COPIED.get(other[2].lower(), "{}") for each, other in vectors.items()}
-    metric = re.search(r"distance_metric\s*=\s*(\w+)", found[4])
-    table = VecTable(
+    return VecTable(
         name=name,
         arguments=text,
-        place=found.span(3),
+        place=found[0].span(3),
         key=key,
         text_key=re.search(rf"\b{key}\s+text\s+primary\s+key", text, re.IGNORECASE) is not None,
-        vector=vector,
-        dim=int(found[3]),
-        distance=metric[1].lower() if metric else "l2",
-        others=others,
+        vector=found[0][1],
+        dim=int(found[0][3]),
+        distance=distance,
+        others=[each for each in rest if each != found[0][1]],
     )
-    if table.distance not in DISTANCES:
-        raise StoreUnsupported(
-            f"The column `{vector}` has the distance `{table.distance}`. Anchorage translates "
-            "vectors with the distances `cosine` and `L2`. Choose another column.",
-            field="vector_field",
-        )
-    if location.id_field not in (None, key):
-        raise StoreUnsupported(
-            f"The ids of `{name}` are in `{key}`. Name it in `id_field`, or leave that out.",
-            field="id_field",
-        )
-    return table
 
 
-def read_filter(filter: Any, columns: Collection[str]) -> tuple[str, list[Any]]:
-    """Return conditions in SQL and their values, of `{"year": {">": 2000}, "topic": "art"}`."""
-    if filter is not None and not isinstance(filter, dict):
-        raise InvalidFilter("A filter of sqlite-vec is an object of columns.", field="filter")
-    text, values = "", []
-    for name, wanted in (filter or {}).items():
-        for sign, value in (wanted if isinstance(wanted, dict) else {"=": wanted}).items():
-            if name not in columns or sign not in COMPARISONS:
-                raise InvalidFilter(
-                    f"`filter` has the comparison `{name} {sign}`. A search can compare the "
-                    f"columns {', '.join(columns) or '(none)'} by one of "
-                    f"{' '.join(COMPARISONS)}.",
-                    field="filter",
-                )
-            text += f" AND {quoted(name)} {sign} ?"
-            values.append(value)
-    return text, values
+def vectors_of(rows: Sequence[tuple[Any, ...]]) -> dict[StoreId, StoreVectors]:
+    """Return the vectors of rows of `read`, by their ids."""
+    return {id: np.frombuffer(blob, "<f4") for _, id, blob in rows}
 
 
-def quoted(name: str | None) -> str:
+def quoted(name: str) -> str:
     """Return a name in SQL."""
-    return '"' + str(name).replace('"', '""') + '"'
-
-
-def payload_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that JSON can hold: all but bytes."""
-    return {name: each for name, each in row.items() if not isinstance(each, bytes)}
+    return '"' + name.replace('"', '""') + '"'

@@ -339,7 +339,7 @@ class FaissFileClient(StoreClient):
         pairs = zip(rows.ids, rows.payloads, strict=True)
         lines = [json.dumps({"id": id, **payload}) + "\n" for id, payload in pairs]
         Path(url, "items.jsonl").write_text("".join(lines))
-        return StoreLocation(self.kind, url, "items.faiss", text_field="text")
+        return StoreLocation(self.kind, url, "items.faiss")
 
     def read(self, location: StoreLocation) -> Read:
         import faiss

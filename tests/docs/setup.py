@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -186,8 +185,6 @@ def embedded(client: Client, folder: Path) -> None:
     index.add_with_ids(rows, np.arange(len(rows)))
     (folder / "faiss").mkdir()
     faiss.write_index(index, str(folder / "faiss/articles.faiss"))
-    lines = [json.dumps({"id": id_, "text": f"text {id_}"}) for id_ in range(len(rows))]
-    (folder / "faiss/articles.jsonl").write_text("\n".join(lines))
 
 
 def articles(client: Client, folder: Path) -> None:

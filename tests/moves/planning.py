@@ -16,7 +16,8 @@ from app.db import tables
 from app.moves.plan import plan_migration
 from app.moves.schemas import NewMigration
 from app.stores.handles import StoreAddress
-from app.stores.service import StoreDefinition, create_store
+from app.stores.schemas import NewStore
+from app.stores.service import create_store
 from tests.helpers import CONTEXT, PROJECT, create_encoder, some
 from tests.moves.moving import make_table
 from tests.pgvector_server import PgvectorServer
@@ -82,12 +83,12 @@ def begin_planning(
     create_store(
         services,
         CONTEXT,
-        StoreDefinition(
-            "rows",
-            "pgvector",
-            "main",
-            table,
-            "old",
+        NewStore(
+            name="rows",
+            kind="pgvector",
+            address="main",
+            collection=table,
+            encoder="old",
             vector_field="embedding",
             text_field=text_field,
         ),

@@ -35,7 +35,8 @@ from app.errors import (
 from app.moves import steps
 from app.moves.maps import load_maps
 from app.stores.handles import STORE_ANSWER_S
-from app.stores.service import StoreDefinition, create_store
+from app.stores.schemas import NewStore
+from app.stores.service import create_store
 from app.translate import fit as translators
 from app.translate.fit import FitRequest
 from tests.helpers import CONTEXT, create_encoder, some
@@ -188,10 +189,9 @@ def test_a_store_with_rows_of_two_encoders_is_refused_unless_forced(
 
 
 def test_a_store_and_a_table_have_one_migration_at_a_time(planning: Planning) -> None:
-    definition = StoreDefinition(
-        "same", "pgvector", "main", planning.table, "old", vector_field="embedding"
-    )
-    create_store(planning.services, CONTEXT, definition)
+    same = {"name": "same", "kind": "pgvector", "address": "main", "collection": planning.table}
+    new = NewStore(**same, encoder="old", vector_field="embedding")
+    create_store(planning.services, CONTEXT, new)
     row = planning.plan()
     for store in ("rows", "same"):
         with pytest.raises(MigrationActive, match="is planned") as refused:

@@ -45,7 +45,7 @@ def test_a_fault_of_the_service_is_not_called_one_of_the_store(
     handles: StoreHandles, location: StoreLocation, bug: Callable[[Store], Any]
 ) -> None:
     with pytest.raises(ConnectorFault) as raised:
-        handles.submit(location, bug).result(30)
+        handles.call(location, bug)
     text = str(raised.value)
     assert f"in {bug.__name__}" in text  # the log of a 500 says where it was
     assert location.url not in text
@@ -75,7 +75,7 @@ def test_what_the_system_raises_and_a_panic_is_a_fault_of_the_store(
         caplog.at_level(logging.WARNING),
         pytest.raises(StoreUnavailable, match="Check it") as raised,
     ):
-        handles.submit(location, call).result(30)
+        handles.call(location, call)
     assert location.url not in raised.value.detail
     assert call.__name__ in caplog.text  # the trace says which call it was
     assert location.url not in caplog.text
@@ -88,7 +88,7 @@ def test_errors_of_connectors_pass_without_the_url(
         raise StoreChanged(f"There is nothing at {store.location.url}.") from KeyError("x")
 
     with pytest.raises(StoreChanged, match=r"nothing at \*\*\*") as raised:
-        handles.submit(location, refuse).result(30)
+        handles.call(location, refuse)
     assert raised.value.__cause__ is None
 
 

@@ -15,7 +15,7 @@ from app.errors import InvalidOption, StoreUnsupported
 from app.stores import service as stores
 from app.stores.handles import StoreAddress
 from app.stores.port import StoreLocation
-from app.stores.service import StoreDefinition
+from app.stores.schemas import NewStore
 from tests.helpers import CONTEXT, PROJECT, create_encoder
 from tests.stores.cases.base import StoreCase
 from tests.stores.cases.lancedb import LancedbCase, open_table
@@ -33,16 +33,16 @@ def connect(services: Services) -> Connect:
 
     def connect(location: StoreLocation, **changes: object) -> object:
         listed = {"main": StoreAddress(location.url, frozenset({PROJECT}))}
-        definition = StoreDefinition(
-            "docs",
-            location.kind,
-            "main",
-            location.collection,
-            "old",
-            vector_field=location.vector_field,
-        )
+        new = {
+            "name": "docs",
+            "kind": location.kind,
+            "address": "main",
+            "collection": location.collection,
+            "encoder": "old",
+            "vector_field": location.vector_field,
+        }
         services.stores.addresses = listed
-        return stores.create_store(services, CONTEXT, replace(definition, **changes))
+        return stores.create_store(services, CONTEXT, NewStore(**new | changes))
 
     return connect
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import chromadb
 import httpx
@@ -14,14 +13,9 @@ from chromadb import errors
 from chromadb.api.client import Client
 from chromadb.config import Settings
 
-from app.errors import (
-    AnchorageError,
-    StoreRefused,
-    StoreUnavailable,
-)
+from app.errors import AnchorageError, StoreRefused, StoreUnavailable
 from app.stores.common import ODD_VALUES, fault_of, find_cause, store_faults
 from app.stores.http_answers import limit_answers
-from app.stores.port import StoreLocation
 
 #: seconds to connect, and the longest wait for an answer
 CONNECT_S, ANSWER_S = 5.0, 30.0
@@ -81,60 +75,31 @@ class LimitedClient(Client):
             session.close()
 
 
-class ChromaConnection:
-    """One client, opened when it is first used. Several threads may use it at once."""
+def faults() -> AbstractContextManager[None]:
+    """Return a block that raises faults of Chroma as errors of this project."""
+    return store_faults(STORE, (errors.ChromaError, httpx.HTTPError, *ODD_VALUES), translate_fault)
 
-    def __init__(self, location: StoreLocation) -> None:
-        self._url = location.url
-        self._client: Any = None
-        self._lock = threading.Lock()
 
-    def faults(self) -> AbstractContextManager[None]:
-        """Return a block that raises faults of Chroma as errors of this project."""
-        return store_faults(
-            STORE, (errors.ChromaError, httpx.HTTPError, *ODD_VALUES), translate_fault
-        )
-
-    @property
-    def client(self) -> Any:
-        """The client of the library."""
-        with self._lock:
-            if self._client is None:
-                with self.faults():
-                    self._client = self._connect()
-            return self._client
-
-    def close(self) -> None:
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    def _connect(self) -> Any:
-        parts = urlsplit(self._url)
-        # without telemetry: an operator's data must not be reported elsewhere
-        settings = Settings(anonymized_telemetry=False)
-        if parts.scheme not in ("http", "https"):
-            return self._open_folder(settings)
-        return self._open_server(parts, settings)
-
-    def _open_folder(self, settings: Settings) -> Any:
-        folder = Path(self._url.removeprefix("file://"))
+def connect(url: str) -> Any:
+    """Return a new client of http(s)://[TOKEN@]HOST[:PORT][/TENANT[/DATABASE]], or of a folder."""
+    parts = urlsplit(url)
+    # without telemetry: an operator's data must not be reported elsewhere
+    settings = Settings(anonymized_telemetry=False)
+    if parts.scheme not in ("http", "https"):
+        folder = Path(url.removeprefix("file://"))
         if not (folder / "chroma.sqlite3").is_file():
             raise StoreUnavailable("The folder of the address holds no Chroma database.")
         return chromadb.PersistentClient(path=str(folder), settings=settings)
-
-    def _open_server(self, parts: SplitResult, settings: Settings) -> Any:
-        host, secure = parts.hostname or "localhost", parts.scheme == "https"
-        try:
-            port = parts.port or (443 if secure else 8000)
-        except ValueError as error:
-            raise StoreUnavailable("The address of the Chroma store has no valid port.") from error
-        token = unquote(parts.password or parts.username or "")
-        headers = {"Authorization": f"Bearer {token}", "X-Chroma-Token": token} if token else {}
-        names = [unquote(part) for part in parts.path.split("/") if part]
-        places = dict(zip(("tenant", "database"), names, strict=False))
-        settings.chroma_api_impl = "chromadb.api.fastapi.FastAPI"
-        settings.chroma_server_host, settings.chroma_server_http_port = host, port
-        settings.chroma_server_ssl_enabled, settings.chroma_server_headers = secure, headers
-        return LimitedClient(settings=settings, **places)
+    host, secure = parts.hostname or "localhost", parts.scheme == "https"
+    try:
+        port = parts.port or (443 if secure else 8000)
+    except ValueError as error:
+        raise StoreUnavailable("The address of the Chroma store has no valid port.") from error
+    token = unquote(parts.password or parts.username or "")
+    headers = {"Authorization": f"Bearer {token}", "X-Chroma-Token": token} if token else {}
+    names = [unquote(part) for part in parts.path.split("/") if part]
+    places = dict(zip(("tenant", "database"), names, strict=False))
+    settings.chroma_api_impl = "chromadb.api.fastapi.FastAPI"
+    settings.chroma_server_host, settings.chroma_server_http_port = host, port
+    settings.chroma_server_ssl_enabled, settings.chroma_server_headers = secure, headers
+    return LimitedClient(settings=settings, **places)

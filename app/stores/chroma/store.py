@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from app.errors import StoreChanged, StoreUnsupported
-from app.stores.answers import read_parts, rows_a_read
-from app.stores.chroma.connection import ChromaConnection
-from app.stores.common import as_json, did_you_mean, random_runs, row_number
+from app.stores.chroma.connection import connect, faults
+from app.stores.common import SharedClient, as_json, did_you_mean, random_runs, row_number
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -83,10 +83,10 @@ class ChromaStore(PairedStore):
     def __init__(self, location: StoreLocation) -> None:
         super().__init__()
         self.location = location
-        self.connection = ChromaConnection(location)
+        self._client = SharedClient(partial(connect, location.url))
 
     def close(self) -> None:
-        self.connection.close()
+        self._client.close()
 
     # --- verbs of the second collection -------------------------------------------------------
 
@@ -116,8 +116,8 @@ class ChromaStore(PairedStore):
 
     def _collections(self) -> dict[str, Any]:
         found: list[Any] = []
-        client = self.connection.client
-        with self.connection.faults():
+        with faults():
+            client = self._client.get()
             while len(found) % NAMES_A_CALL == 0:
                 page = client.list_collections(limit=NAMES_A_CALL, offset=len(found))
                 found += page
@@ -126,9 +126,9 @@ class ChromaStore(PairedStore):
         return {each.name: each for each in found}
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
-        with self.connection.faults():
+        with faults():
             configuration = sides.old.configuration_json
-            self.connection.client.create_collection(
+            self._client.get().create_collection(
                 self._names(tag)[1],
                 metadata=sides.old.metadata,
                 configuration={
@@ -140,30 +140,23 @@ class ChromaStore(PairedStore):
     def read_page(
         self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
     ) -> tuple[list[StoredRow], Cursor | None]:
-        with self.connection.faults():
+        with faults():
             start = (cursor and resume_position(place, cursor["at"], cursor["last"])) or 0
-            rows: list[StoredRow] = []
-            more, run = True, range(start, start + limit)
-            for asked, found in read_records(place, run, vectors=vectors, content=content):
-                rows += found
-                more = len(found) == asked
-                if not more:
-                    break
+            rows = _get(place, vectors, content, offset=start, limit=limit)
         last = [row.id for row in rows[-IDS_IN_CURSOR:]]
-        return rows, {"at": start + len(rows), "last": last} if more else None
+        return rows, {"at": start + limit, "last": last} if len(rows) == limit else None
 
     def read_rows(
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
-    ) -> dict[StoreId, StoredRow]:
-        with self.connection.faults():
-            parts = read_records(place, list(ids), vectors=vectors, content=content)
-            return {row.id: row for _, found in parts for row in found}
+    ) -> list[StoredRow]:
+        with faults():
+            return _get(place, vectors, content, ids=ids)
 
     def row_id(self, id: Any) -> StoreId:
         return str(id)
 
     def count_rows(self, place: Any) -> int:
-        with self.connection.faults():
+        with faults():
             return int(place.count())
 
     def dim_of(self, place: Any) -> int:
@@ -173,7 +166,7 @@ class ChromaStore(PairedStore):
         self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors | None
     ) -> None:
         assert vectors is not None  # each record of Chroma has a vector
-        with self.connection.faults():
+        with faults():
             for start in range(0, len(rows), IDS_A_CALL):
                 part = rows[start : start + IDS_A_CALL]
                 ids = [row.id for row in part]
@@ -188,7 +181,7 @@ class ChromaStore(PairedStore):
                 )
 
     def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
-        with self.connection.faults():
+        with faults():
             for start in range(0, len(ids), IDS_A_CALL):
                 place.delete(ids=list(ids[start : start + IDS_A_CALL]))
 
@@ -196,7 +189,7 @@ class ChromaStore(PairedStore):
         assert sides.tag is not None
         here, new, old = self._names(sides.tag)
         begun = time.monotonic()
-        with self.connection.faults():
+        with faults():
             if sides.phase == "open":
                 sides.old.modify(name=old)
             if sides.phase == "cut":
@@ -205,8 +198,8 @@ class ChromaStore(PairedStore):
         return time.monotonic() - begun
 
     def drop(self, sides: Sides, side: Side) -> None:
-        with self.connection.faults():
-            self.connection.client.delete_collection(sides.place(side).name)
+        with faults():
+            self._client.get().delete_collection(sides.place(side).name)
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -229,39 +222,24 @@ class ChromaStore(PairedStore):
 
     def sample(self, count: int, seed: int = 0) -> Page:
         place = self.find_sides().old
-        rows: list[StoredRow] = []
+        rows: dict[StoreId, StoredRow] = {}
         for start, length in random_runs(self.count_rows(place), count, seed):
-            with self.connection.faults():
-                run = range(start, start + length)
-                for _, found in read_records(place, run, vectors=True, content=False):
-                    rows += found
-        return self._page(place, list({row.id: row for row in rows}.values()), None)
+            with faults():
+                found = _get(place, True, False, offset=start, limit=length)
+            rows |= {row.id: row for row in found}
+        return self._page(place, list(rows.values()), None)
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
-        include = ["distances"] + ["embeddings"] * wanted.vectors
-        include += CONTENT * wanted.payload
-        with self.connection.faults():
+        with faults():
             answer = place.query(
                 query_embeddings=np.asarray(wanted.queries, np.float32),
                 n_results=wanted.k,
-                include=include,
+                include=["distances"],
                 **_read_filter(wanted.filter),
             )
-        return _hits(place, answer, wanted)
-
-
-def _hits(place: Any, answer: Any, wanted: Search) -> list[Hits]:
-    hits = []
-    for query, ids in enumerate(answer["ids"]):
-        distances = np.asarray(answer["distances"][query], np.float64)
-        scores = -distances if _space(place) == "euclidean" else 1 - distances
-        payloads = None
-        if wanted.payload:
-            columns = (answer[each][query] for each in CONTENT)
-            payloads = [payload_of(*each) for each in zip(*columns, strict=True)]
-        found = np.asarray(answer["embeddings"][query], np.float32) if wanted.vectors else None
-        hits.append(Hits(ids, scores.tolist(), found, payloads))
-    return hits
+        base = 0.0 if _space(place) == "euclidean" else 1.0
+        columns = zip(answer["ids"], answer["distances"], strict=True)
+        return [Hits(ids, [base - float(each) for each in found]) for ids, found in columns]
 
 
 def _space(collection: Any) -> Metric:
@@ -279,51 +257,24 @@ def _read_filter(filter: Any) -> Mapping[str, Any]:
     return {"where": filter}
 
 
-def read_records(
-    collection: Any, chosen: range | list[StoreId], *, vectors: bool, content: bool
-) -> Iterator[tuple[int, list[StoredRow]]]:
-    """Yield the number of records that each call requests, and its records, by their positions or
-    by their ids. Ends early at large records that are read by positions.
-    """
-
-    def choice(first: int, count: int) -> Mapping[str, Any]:
-        if isinstance(chosen, range):
-            return {"offset": chosen[first], "limit": count}
-        return {"ids": chosen[first : first + count]}
-
-    def read(first: int, count: int) -> list[StoredRow]:
-        return _get(collection, choice(first, count), vectors=vectors, content=content)
-
-    def name(first: int) -> StoreId:
-        return _get(collection, choice(first, 1), vectors=False, content=False)[0].id
-
-    step = rows_a_read(int(collection.get_model().dimension or 0) if vectors else 1)
-    yield from read_parts(len(chosen), step, read, name, is_page=isinstance(chosen, range))
-
-
-def _get(
-    collection: Any, choice: Mapping[str, Any], *, vectors: bool, content: bool
-) -> list[StoredRow]:
+def _get(collection: Any, vectors: bool, content: bool, **chosen: Any) -> list[StoredRow]:
+    """Return the records of some ids, or from an offset on."""
     include = ["embeddings"] * vectors + CONTENT * content
-    answer = collection.get(include=include, **choice)
+    answer = collection.get(include=include, **chosen)
     ids = answer["ids"]
     found = np.asarray(answer["embeddings"], np.float32) if vectors and ids else [None] * len(ids)
     if not content:
         return [StoredRow(id, vector) for id, vector in zip(ids, found, strict=True)]
     rows = []
     for id, vector, *parts in zip(ids, found, *(answer[each] for each in CONTENT), strict=True):
-        payload = payload_of(*parts)
+        document, metadata, uri = parts
+        named = {DOCUMENT: document, RESOURCE: uri}
+        payload = dict(metadata or {}) | {
+            key: each for key, each in named.items() if each is not None
+        }
         digest = row_number(as_json(id), as_json(payload))
         rows.append(StoredRow(id, vector, payload, digest=digest))
     return rows
-
-
-def payload_of(
-    document: str | None, metadata: Mapping[str, Any] | None, uri: str | None
-) -> dict[str, Any]:
-    """Return all that a record holds but its id and its vector."""
-    named = {DOCUMENT: document, RESOURCE: uri}
-    return dict(metadata or {}) | {key: each for key, each in named.items() if each is not None}
 
 
 def resume_position(collection: Any, at: int, last: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -19,7 +19,7 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.stores.answers import MAX_ANSWER_BYTES, answer_too_large
-from app.stores.common import FAULT_SHOWN, find_cause, store_faults
+from app.stores.common import FAULT_SHOWN, SharedClient, find_cause, store_faults
 
 #: seconds to connect, and of one call
 CONNECT_S, ANSWER_S = 5.0, 30.0
@@ -42,15 +42,8 @@ class MilvusConnection:
     """One client, opened when it is first used. Several threads may use it at once."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._client: Any = None
-        self._lock = threading.Lock()
-
-    def close(self) -> None:
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._client = SharedClient(partial(connect, url))
+        self.close = self._client.close
 
     def call(
         self,
@@ -62,9 +55,7 @@ class MilvusConnection:
     ) -> Any:
         """Call the library's client, with a timeout and its faults as errors of this project."""
         with store_faults(STORE, (Exception,), translate_fault, filtered=filtered):
-            with self._lock:
-                self._client = self._client or connect(self._url)
-                call = getattr(self._client, method)
+            call = getattr(self._client.get(), method)
             return call(*arguments, timeout=within_s, **options)
 
 

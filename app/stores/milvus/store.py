@@ -22,7 +22,7 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores import port as base
-from app.stores.answers import MAX_ANSWER_BYTES, read_parts
+from app.stores.answers import MAX_ANSWER_BYTES
 from app.stores.common import (
     as_json,
     attempts,
@@ -43,7 +43,7 @@ from app.stores.port import (
     StoreVectors,
 )
 from app.stores.second_collection import ROWS_A_PAGE, PairedStore
-from app.stores.sides import Sides, StoredRow, stack_rows
+from app.stores.sides import Sides, StoredRow
 
 #: seconds until a new collection and its indexes are ready
 LOAD_S, INDEX_S = 120.0, 24 * 3600
@@ -115,6 +115,10 @@ class MilvusPlace:
     def filter(self, operator: str, value: Any) -> str:
         """Return an expression about the ids of rows."""
         return f"{self.key} {operator} {json.dumps(value, ensure_ascii=False)}"
+
+    def after(self, id: StoreId | None) -> str:
+        """Return an expression of the rows after this one; without an id, of all."""
+        return "" if id is None else self.filter(">", id)
 
 
 class MilvusStore(PairedStore):
@@ -191,35 +195,23 @@ class MilvusStore(PairedStore):
         self._call("load_collection", name, replica_number=replicas, within_s=LOAD_S)
         self._call("create_alias", name, f"anchorage_{tag}_{old.name}")
 
+    def rows_a_call(self, place: Any, *, whole: bool) -> int:
+        """Half of an answer may be the vectors of its rows."""
+        return max(1, min(ROWS_A_PAGE, MAX_ANSWER_BYTES // (8 * self.dim_of(place))))
+
     def read_page(
         self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
     ) -> tuple[list[StoredRow], Cursor | None]:
-        rows: list[StoredRow] = []
-
-        def read(_first: int, count: int) -> list[StoredRow]:
-            after = rows[-1].id if rows else cursor
-            wanted = "" if after is None else place.filter(">", after)
-            return self._query(place, wanted, vectors, content, limit=count)
-
-        parts = read_parts(limit, page_size(place), read, lambda _: None, is_page=True)
-        for _, found in parts:
-            rows += found
-            if not found:  # fewer than the limit is no end: the server drops repeated ids after it
-                return rows, None
-        return rows, rows[-1].id
+        rows = self._query(place, place.after(cursor), vectors, content, limit=limit)
+        # fewer than the limit is no end: the server drops repeated ids after it
+        return rows, rows[-1].id if rows else None
 
     def read_rows(
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
-    ) -> dict[StoreId, StoredRow]:
+    ) -> list[StoredRow]:
         is_text = DataType(place.fields[place.key]["type"]) == DataType.VARCHAR
         ids = [id for id in ids if isinstance(id, str) is is_text and (is_text or is_int64(id))]
-
-        def read(first: int, count: int) -> list[StoredRow]:
-            wanted = place.filter("in", ids[first : first + count])
-            return self._query(place, wanted, vectors, content)
-
-        parts = read_parts(len(ids), page_size(place), read, lambda first: ids[first])
-        return {row.id: row for _, found in parts for row in found}
+        return self._query(place, place.filter("in", ids), vectors, content) if ids else []
 
     def _query(
         self, place: MilvusPlace, filter: str, vectors: bool, content: bool, **options: Any
@@ -328,24 +320,20 @@ class MilvusStore(PairedStore):
     def sample(self, count: int, seed: int = 0) -> Page:
         place = self.find_sides().old
         rows: dict[StoreId, StoredRow] = {}
-        at, wanted = 0, ""
+        at, last = 0, None  # the row before the position `at`
         # the count has waited for all writes, so that the reads need not
         weak = {"consistency_level": "Eventually"}
         for start, length in random_runs(self.count_rows(place), count, seed):
-            while start - at > MAX_OFFSET:
-                options = {"offset": MAX_OFFSET, "limit": 1, **weak}
-                last = self._query(place, wanted, False, False, **options)
-                if not last:
-                    break
-                at, wanted = at + MAX_OFFSET + 1, place.filter(">", last[0].id)
-            offset, after = min(max(0, start - at), MAX_OFFSET), wanted
-            for first in range(0, length, page_size(place)):
-                options = {"offset": offset, "limit": min(page_size(place), length - first), **weak}
-                found = self._query(place, after, True, False, **options)
+            while start > at:
+                skipped = min(start - at, MAX_OFFSET)
+                options = {"offset": skipped - 1, "limit": 1, **weak}
+                found = self._query(place, place.after(last), False, False, **options)
                 if not found:
                     break
-                rows |= {row.id: row for row in found}
-                offset, after = 0, place.filter(">", found[-1].id)
+                at, last = at + skipped, found[0].id
+            found = self._query(place, place.after(last), True, False, limit=length, **weak)
+            rows |= {row.id: row for row in found}
+            at, last = at + length, found[-1].id if found else last
         return self._page(place, list(rows.values()), None)
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
@@ -356,32 +344,20 @@ class MilvusStore(PairedStore):
                 field="filter",
             )
         sign = -1.0 if METRICS[self._index(place)["metric_type"]] == "euclidean" else 1.0
-        fields = [place.key] + [place.vector] * wanted.vectors + place.content * wanted.payload
         answer = self._call(
             "search",
             place.name,
             list(wanted.queries),
             wanted.filter or "",
             wanted.k,
-            fields,
             filtered=bool(wanted.filter),
             anns_field=place.vector,
             consistency_level="Strong",
         )
-        hits = []
-        for found in answer:
-            rows = [
-                stored_row(place, {**each["entity"], place.key: each.id}, False) for each in found
-            ]
-            hits.append(
-                Hits(
-                    [row.id for row in rows],
-                    [sign * float(each.distance) for each in found],
-                    stack_rows(rows, place.dim) if wanted.vectors else None,
-                    [row.payload for row in rows] if wanted.payload else None,
-                )
-            )
-        return hits
+        return [
+            Hits([each.id for each in found], [sign * float(each.distance) for each in found])
+            for found in answer
+        ]
 
 
 def vector_field(form: Mapping[str, Any], wanted: str | None) -> str:
@@ -432,11 +408,6 @@ def copy_name(place: MilvusPlace, tag: str) -> str:
 
 def is_int64(id: Any) -> bool:
     return isinstance(id, int) and not isinstance(id, bool) and -(2**63) <= id < 2**63
-
-
-def page_size(place: MilvusPlace) -> int:
-    """Return how many rows one call reads: half of an answer may be their vectors."""
-    return max(1, min(ROWS_A_PAGE, MAX_ANSWER_BYTES // (8 * place.dim)))
 
 
 def stored_row(place: MilvusPlace, fields: Mapping[str, Any], content: bool) -> StoredRow:

@@ -15,9 +15,9 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 from qdrant_client import models
 
-from app.errors import InvalidFilter, InvalidRequest, StoreChanged, StoreUnsupported
-from app.stores.answers import read_parts, rows_a_read
-from app.stores.common import as_json, row_number
+from app.errors import InvalidFilter, StoreChanged, StoreUnavailable, StoreUnsupported
+from app.stores.answers import rows_a_read
+from app.stores.common import as_json, attempts, row_number
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -32,17 +32,17 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.qdrant.client import CollectionForm, QdrantEngine
+from app.stores.qdrant.client import QdrantEngine
 from app.stores.second_collection import PairedStore
-from app.stores.sides import Sides, StoredRow, stack_rows
+from app.stores.sides import Sides, StoredRow
 
 #: name of the metric of each distance that the connector reads
 METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "euclidean"}
 
-#: a name that every Qdrant server allows
-COLLECTION_NAME = re.compile(r'(?!\.{1,2}$)[^<>:"/\\|?*\x00\x1f]{1,255}')
-
 TAGGED_ALIAS = re.compile(r"anchorage-([0-9a-f]{8})-(old|new)")
+
+#: most seconds that `complete` waits for the index
+INDEX_TIMEOUT_S = 24 * 3600
 
 #: points of one request that deletes, and of one that writes
 POINTS_PER_DELETION = 1000
@@ -76,23 +76,25 @@ VECTORS_NOT_COMPARED = StoreNote(
 
 @dataclass(frozen=True, eq=False)
 class QdrantPlace:
-    """A vector of a collection. The unnamed one has the name ''."""
+    """A vector of a collection; the unnamed one has the name ''.
 
-    form: CollectionForm
+    name  the collection's own name, where the location may have an alias
+    info  configuration and state as the client reports them
+    """
+
+    name: str
+    info: Any
     vector: str
 
     @property
-    def name(self) -> str:
-        return self.form.name
+    def dense(self) -> dict[str, models.VectorParams]:
+        """The dense vectors by name."""
+        vectors = self.info.config.params.vectors or {}
+        return {"": vectors} if isinstance(vectors, models.VectorParams) else dict(vectors)
 
     @property
-    def dim(self) -> int:
-        return self.form.dense[self.vector].size
-
-    def rows_a_read(self, vectors: bool, content: bool) -> int:
-        """Return how many points one call may read; with `content`, with all their vectors."""
-        width = sum(each.size for each in self.form.dense.values()) if content else self.dim
-        return rows_a_read(width if vectors or content else 1)
+    def sparse(self) -> set[str]:
+        return set(self.info.config.params.sparse_vectors or {})
 
 
 class QdrantStore(PairedStore):
@@ -103,7 +105,7 @@ class QdrantStore(PairedStore):
     def __init__(self, location: StoreLocation) -> None:
         super().__init__()
         self.location = location
-        self.engine = QdrantEngine(location.url, repr(checked_name(location.collection)))
+        self.engine = QdrantEngine(location.url, repr(location.collection))
 
     def close(self) -> None:
         self.engine.close()
@@ -111,88 +113,69 @@ class QdrantStore(PairedStore):
     # --- verbs of the second collection -------------------------------------------------------
 
     def find_sides(self, tag: str | None = None) -> Sides:
-        form = self.engine.form(self.location.collection)
-        vector = _vector(form, self.location)
+        with self.engine.session() as client:
+            answer = client.get_aliases()
+        aliases = {each.alias_name: each.collection_name for each in answer.aliases}
+        here = self._place(aliases.get(self.location.collection, self.location.collection))
         marked: dict[str, dict[str, str]] = {}
-        for alias, target in form.aliases.items():
+        for alias, target in aliases.items():
             if match := TAGGED_ALIAS.fullmatch(alias):
                 marked.setdefault(match[1], {})[match[2]] = target
         for each, names in sorted(marked.items()):
-            if form.name in names.values() and tag in (None, each):
-                forms = {
-                    side: form if name == form.name else self.engine.form(name)
-                    for side, name in names.items()
-                }
+            if here.name in names.values() and tag in (None, each):
                 old, new = (
-                    QdrantPlace(forms[side], vector) if side in forms else None
-                    for side in ("old", "new")
+                    self._place(names[side]) if side in names else None for side in ("old", "new")
                 )
-                return Sides("cut" if form.name == names.get("new") else "open", each, old, new)
-        return Sides("none", None, QdrantPlace(form, vector))
+                return Sides("cut" if here.name == names.get("new") else "open", each, old, new)
+        return Sides("none", None, here)
+
+    def _place(self, name: str) -> QdrantPlace:
+        with self.engine.session() as client:
+            place = QdrantPlace(name, client.get_collection(name), "")
+        return replace(place, vector=vector_name(place, self.location.vector_field))
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         old: QdrantPlace = sides.old
-        if problem := copy_problem(old.form, self.location):
+        if problem := copy_problem(old, self.location):
             raise StoreUnsupported(problem.detail, field="store")
         name = re.sub(r"-[0-9a-f]{8}$", "", old.name) + f"-{tag}"
         with self.engine.session() as client:
             if not client.collection_exists(name):
                 client.create_collection(name, **copied_config(old, dim))
-            for field, index in old.form.info.payload_schema.items():
+            for field, index in old.info.payload_schema.items():
                 client.create_payload_index(name, field, index.params or index.data_type)
             marks = {"new": name, "old": old.name}
             client.update_collection_aliases(
                 [_create_alias(_mark(tag, side), target) for side, target in marks.items()]
             )
 
+    def rows_a_call(self, place: Any, *, whole: bool) -> int:
+        return rows_a_read(sum(each.size for each in place.dense.values()) if whole else 1)
+
     def read_page(
-        self,
-        place: QdrantPlace,
-        cursor: Cursor | None,
-        limit: int,
-        *,
-        vectors: bool,
-        content: bool,
+        self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
     ) -> tuple[list[StoredRow], Cursor | None]:
-        rows: list[StoredRow] = []
-        after = cursor
-
-        def read(_first: int, count: int) -> Any:
-            nonlocal after
-            with self.engine.session() as client:
-                records, after = client.scroll(
-                    place.name,
-                    limit=count,
-                    offset=after,
-                    with_payload=content,
-                    with_vectors=_selector(place, vectors, content),
-                )
-            return records
-
-        step = place.rows_a_read(vectors, content)
-        for _, records in read_parts(limit, step, read, lambda _: point_id(after), is_page=True):
-            rows += [_row(record, place, content) for record in records]
-            if after is None:
-                break
-        return rows, point_id(after)
+        with self.engine.session() as client:
+            records, after = client.scroll(
+                place.name,
+                limit=limit,
+                offset=cursor,
+                with_payload=content,
+                with_vectors=_selector(place, vectors, content),
+            )
+        return [_row(record, place, content) for record in records], point_id(after)
 
     def read_rows(
-        self, place: QdrantPlace, ids: Sequence[StoreId], *, vectors: bool, content: bool
-    ) -> dict[StoreId, StoredRow]:
-        def read(first: int, count: int) -> Any:
-            with self.engine.session() as client:
-                return client.retrieve(
-                    place.name,
-                    list(ids[first : first + count]),
-                    with_payload=content,
-                    with_vectors=_selector(place, vectors, content),
-                )
-
-        rows: list[StoredRow] = []
-        step = place.rows_a_read(vectors, content)
-        for _, records in read_parts(len(ids), step, read, lambda first: ids[first]):
-            rows += [_row(record, place, content) for record in records]
-        return {row.id: row for row in rows}
+        self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
+    ) -> list[StoredRow]:
+        with self.engine.session() as client:
+            records = client.retrieve(
+                place.name,
+                ids,
+                with_payload=content,
+                with_vectors=_selector(place, vectors, content),
+            )
+        return [_row(record, place, content) for record in records]
 
     def row_id(self, id: Any) -> StoreId | None:
         return point_id(id)
@@ -202,9 +185,8 @@ class QdrantStore(PairedStore):
             return int(client.count(place.name, count_filter=_having(place), exact=True).count)
 
     def dim_of(self, place: QdrantPlace) -> int:
-        dense = place.form.dense[place.vector]
-        metric_of(dense, place.vector)
-        return dense.size
+        metric_of(place)
+        return place.dense[place.vector].size
 
     def write_rows(
         self, place: QdrantPlace, rows: Sequence[StoredRow], vectors: StoreVectors | None
@@ -229,15 +211,24 @@ class QdrantStore(PairedStore):
                 client.delete(place.name, models.PointIdsList(points=part))
 
     def complete(self, sides: Sides) -> None:
-        self.engine.wait_for_index(sides.new.name)
+        for is_late in attempts(INDEX_TIMEOUT_S):
+            info = self._place(sides.new.name).info
+            if info.status == models.CollectionStatus.GREEN:
+                return
+            if info.status == models.CollectionStatus.RED or is_late:
+                raise StoreUnavailable(
+                    f"Qdrant has not built the index of {sides.new.name!r}: its status is "
+                    f"{info.status.value}, and its optimiser says {info.optimizer_status}. Ask the "
+                    "operator to look at the server's log."
+                )
 
     def swap(self, sides: Sides, visible: Side) -> float:
         old, new = sides.old, sides.new
         sizes = [
-            {name: dense.size for name, dense in place.form.dense.items() if name != place.vector}
+            {name: dense.size for name, dense in place.dense.items() if name != place.vector}
             for place in (old, new)
         ]
-        if sizes[0] != sizes[1] or old.form.sparse != new.form.sparse:
+        if sizes[0] != sizes[1] or old.sparse != new.sparse:
             raise StoreChanged(
                 f"The vectors of {old.name!r} and {new.name!r} are no longer of the same form, "
                 "because a client added or removed one. Abandon the migration, and plan a new one."
@@ -264,12 +255,11 @@ class QdrantStore(PairedStore):
 
     def facts(self) -> StoreFacts:
         place: QdrantPlace = self.find_sides().visible
-        dense = place.form.dense[place.vector]
-        metric = metric_of(dense, place.vector)
+        dense, metric = place.dense[place.vector], metric_of(place)
         dtype = (dense.datatype or models.Datatype.FLOAT32).value
         self.capabilities = replace(type(self).capabilities, keeps_lengths=metric != "cosine")
         rows = self.count_rows(place)
-        problem = copy_problem(place.form, self.location)
+        problem = copy_problem(place, self.location)
         notes = [VECTORS_NOT_COMPARED if problem is None else problem]
         if metric == "cosine":
             notes.append(LENGTHS_LOST)
@@ -278,7 +268,7 @@ class QdrantStore(PairedStore):
             dim=dense.size,
             metric=metric,
             dtype=dtype,
-            indexed=bool(place.form.info.indexed_vectors_count),
+            indexed=bool(place.info.indexed_vectors_count),
             can_migrate=problem is None,
             vector_bytes=rows * dense.size * (2 if dtype == "float16" else 4),
             notes=tuple(notes),
@@ -297,34 +287,20 @@ class QdrantStore(PairedStore):
         return self.fetch([each.id for each in answer.points])
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
-        request: dict[str, Any] = {
-            "using": place.vector,
-            "filter": read_filter(wanted.filter),
-            "limit": wanted.k,
-            "with_payload": wanted.payload,
-            "with_vector": _selector(place, wanted.vectors, False),
-        }
+        request = {"using": place.vector, "filter": read_filter(wanted.filter), "limit": wanted.k}
         if self.engine.remote and wanted.exact:  # local mode is always exact
             request["params"] = models.SearchParams(exact=True)
         requests = [models.QueryRequest(query=each.tolist(), **request) for each in wanted.queries]
         with self.engine.session(filtered=wanted.filter is not None) as client:
             answers = client.query_batch_points(place.name, requests)
-        metric = metric_of(place.form.dense[place.vector], place.vector)
-        sign = -1.0 if metric == "euclidean" else 1.0  # Qdrant answers distances
-        hits = []
-        for answer in answers:
-            rows = [_row(each, place, False) for each in answer.points]
-            hits.append(
-                Hits(
-                    [row.id for row in rows],
-                    [sign * float(each.score) for each in answer.points],
-                    stack_rows(rows, place.dim) if wanted.vectors else None,
-                    [dict(each.payload or {}) for each in answer.points]
-                    if wanted.payload
-                    else None,
-                )
+        sign = -1.0 if metric_of(place) == "euclidean" else 1.0  # Qdrant answers distances
+        return [
+            Hits(
+                [id for each in answer.points if (id := point_id(each.id)) is not None],
+                [sign * float(each.score) for each in answer.points],
             )
-        return hits
+            for answer in answers
+        ]
 
 
 def _having(place: QdrantPlace) -> models.Filter:
@@ -377,23 +353,23 @@ def _row(record: Any, place: QdrantPlace, content: bool) -> StoredRow:
     parts = [as_json(id), as_json(record.payload or {}), as_json(vector is not None)]
     for name, each in sorted(named.items()):
         parts.append(name.encode() + b"\0")
-        if name in place.form.sparse:
+        if name in place.sparse:
             parts.append(as_json(sorted(zip(each.indices, each.values, strict=True))))
-        elif place.form.dense[name].distance != models.Distance.COSINE:
+        elif place.dense[name].distance != models.Distance.COSINE:
             parts.append(np.asarray(each, np.float32).tobytes())
     return StoredRow(id, vector, record.payload or {}, named, row_number(*parts))
 
 
-def copy_problem(form: CollectionForm, location: StoreLocation) -> StoreNote | None:
+def copy_problem(place: QdrantPlace, location: StoreLocation) -> StoreNote | None:
     """Return why a collection cannot be replaced by a second one; None if it can."""
-    if location.collection not in form.aliases:
+    if location.collection == place.name:
         return StoreNote(
             "no-alias",
-            f"Clients use the collection {form.name!r} by its own name, which Qdrant cannot give "
+            f"Clients use the collection {place.name!r} by its own name, which Qdrant cannot give "
             "to another collection. For a migration, create an alias, let all clients use it, "
             "and register the store with the alias as `collection`.",
         )
-    if form.info.config.params.sharding_method == models.ShardingMethod.CUSTOM:
+    if place.info.config.params.sharding_method == models.ShardingMethod.CUSTOM:
         return StoreNote(
             "custom-sharding",
             "The collection has shard keys, which a copy would not have, so it cannot be "
@@ -404,7 +380,7 @@ def copy_problem(form: CollectionForm, location: StoreLocation) -> StoreNote | N
 
 def copied_config(place: QdrantPlace, dim: int) -> dict[str, Any]:
     """Return the arguments that create a collection like the old one, with `dim` dimensions."""
-    config = place.form.info.config
+    config = place.info.config
     params = config.params
     if isinstance(params.vectors, models.VectorParams):
         vectors: Any = params.vectors.model_copy(update={"size": dim})
@@ -448,35 +424,24 @@ def _delete_alias(alias: str) -> models.DeleteAliasOperation:
     return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
 
 
-def _vector(form: CollectionForm, location: StoreLocation) -> str:
+def vector_name(place: QdrantPlace, wanted: str | None) -> str:
     """Return the name of the vector. Raises StoreUnsupported if it is not clear."""
-    if location.vector_field in form.dense:
-        return str(location.vector_field)
-    if location.vector_field is None and len(form.dense) == 1:
-        return next(iter(form.dense))
-    problem = "has several dense vectors or none"
-    if location.vector_field is not None:
-        problem = f"has no dense vector {location.vector_field!r}"
-    names = ", ".join(repr(each) for each in sorted(form.dense)) or "none"
+    if wanted in place.dense:
+        return str(wanted)
+    if wanted is None and len(place.dense) == 1:
+        return next(iter(place.dense))
+    problem = f"no dense vector {wanted!r}" if wanted else "several dense vectors or none"
+    names = ", ".join(repr(each) for each in sorted(place.dense)) or "none"
     raise StoreUnsupported(
-        f"{form.name!r} {problem}. Name one in `vector_field`; its dense vectors are: {names}.",
+        f"{place.name!r} has {problem}. Name one in `vector_field`; its dense vectors are: "
+        f"{names}.",
         field="vector_field",
     )
 
 
-def checked_name(collection: str) -> str:
-    """Return the name of a collection. Raises InvalidRequest if it could leave the address."""
-    if not COLLECTION_NAME.fullmatch(collection):
-        raise InvalidRequest(
-            f"{collection!r} is not the name of a Qdrant collection. A name has 1 to 255 "
-            'characters, without any of < > : " / \\ | ? *. Send such a name.',
-            field="collection",
-        )
-    return collection
-
-
-def metric_of(params: models.VectorParams, vector: str) -> Metric:
+def metric_of(place: QdrantPlace) -> Metric:
     """Return the metric. Raises StoreUnsupported for vectors that cannot be translated."""
+    params = place.dense[place.vector]
     dtype = (params.datatype or models.Datatype.FLOAT32).value
     if params.multivector_config is not None:
         problem = "holds several vectors per point (a multivector)"
@@ -487,7 +452,7 @@ def metric_of(params: models.VectorParams, vector: str) -> Metric:
     else:
         return METRICS[params.distance.value]
     raise StoreUnsupported(
-        f"The vector {vector!r} {problem}. Anchorage reads single vectors of float32 or float16 "
-        "with the distances Cosine, Dot and Euclid. Choose another vector in `vector_field`.",
+        f"The vector {place.vector!r} {problem}. Anchorage reads single vectors of float32 or "
+        "float16 with the distances Cosine, Dot and Euclid. Choose another in `vector_field`.",
         field="vector_field",
     )

@@ -32,6 +32,8 @@ class StoreCase(ABC):
     kind: str
     #: type of the ids that `fill` and `insert` write
     id_type: type[int] | type[str] = int
+    #: whether rows hold more than an id and a vector
+    has_payloads = True
     #: a migration takes seconds, most of which the store waits
     is_slow = False
 

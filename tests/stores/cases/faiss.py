@@ -1,4 +1,4 @@
-"""FAISS for the contract suite: an index file, and a file of JSON Lines with the payloads."""
+"""FAISS for the contract suite: an index file, beside which its application keeps the payloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build(rows: Mapping[StoreId, np.ndarray], dim: int, kind: str = "IDMap2,HNSW
     index = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
     vectors = np.asarray(list(rows.values()), np.float32).reshape(-1, dim)
     index.train(vectors)
-    if kind.startswith(("IDMap", "IVF")):
+    if kind.startswith("IDMap"):
         index.add_with_ids(vectors, np.asarray(list(rows), np.int64))
     else:
         index.add(vectors)
@@ -38,6 +38,7 @@ def save(index: Any, path: Path) -> None:
 
 class FaissCase(StoreCase):
     kind = "faiss"
+    has_payloads = False
 
     def __init__(self) -> None:
         #: clients of one file take turns, as each of them writes it anew
@@ -47,7 +48,7 @@ class FaissCase(StoreCase):
         return Path(location.url, location.collection)
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
-        location = StoreLocation("faiss", str(folder), "items.faiss", text_field="text")
+        location = StoreLocation("faiss", str(folder), "items.faiss")
         self._write(location, self._rows(rows))
         return location
 
@@ -62,8 +63,7 @@ class FaissCase(StoreCase):
 
     def read(self, location: StoreLocation) -> Read:
         index = faiss.read_index(str(self.path(location)))
-        lines = self.path(location).with_suffix(".jsonl").read_text().splitlines()
-        payloads = {row.pop("id"): row for row in map(json.loads, lines)}
+        payloads = dict(json.loads(self.path(location).with_suffix(".json").read_text()))
         return {
             id: (index.reconstruct(id), payloads.get(id, {}))
             for id in faiss.vector_to_array(index.id_map).tolist()
@@ -76,12 +76,7 @@ class FaissCase(StoreCase):
         }
 
     def _write(self, location: StoreLocation, rows: Read) -> None:
-        dims = {len(vector) for vector, _ in rows.values()}
-        if len(dims) != 1:
-            raise ValueError("the index has vectors of one dimension")
-        path = self.path(location)
-        lines = [json.dumps({"id": id, **payload}) for id, (_, payload) in rows.items()]
-        half = path.with_name("half.jsonl")
-        half.write_text("\n".join(lines) + "\n")
-        half.replace(path.with_suffix(".jsonl"))
-        save(build({id: vector for id, (vector, _) in rows.items()}, *dims), path)
+        [dim] = {len(vector) for vector, _ in rows.values()}
+        payloads = [[id, payload] for id, (_, payload) in rows.items()]
+        self.path(location).with_suffix(".json").write_text(json.dumps(payloads))
+        save(build({id: vector for id, (vector, _) in rows.items()}, dim), self.path(location))

@@ -15,7 +15,7 @@ from app.stores.port import StoreId, StoreLocation
 from app.stores.sqlite_vec import SQLITE
 from tests.stores.cases.base import Rows, StoreCase
 
-COLUMNS = "part TEXT PARTITION KEY, number INTEGER, text TEXT, +json TEXT, +raw BLOB, bits BIT[8]"
+COLUMNS = "part TEXT PARTITION KEY, number INTEGER, text TEXT, +json TEXT, +raw BLOB"
 
 
 def connect(location: StoreLocation) -> Any:
@@ -48,11 +48,11 @@ class SqliteVecCase(StoreCase):
                 number = payload["number"]
                 database.execute("DELETE FROM items WHERE id = ?", (id,))
                 database.execute(
-                    "INSERT INTO items (id, part, number, text, json, raw, bits, embedding) "
-                    "VALUES (?, ?, ?, ?, ?, ?, vec_bit(?), ?)",
+                    "INSERT INTO items (id, part, number, text, json, raw, embedding) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (
                         *(id, f"part {number % 3}", number, payload["text"], json.dumps(payload)),
-                        *(bytes([number % 256]), bytes([id % 256])),
+                        bytes([number % 256]),
                         np.asarray(vector, "<f4").tobytes(),
                     ),
                 )
@@ -65,14 +65,13 @@ class SqliteVecCase(StoreCase):
     def read(self, location: StoreLocation) -> dict[StoreId, tuple[np.ndarray, dict[str, Any]]]:
         rows = {}
         with closing(connect(location)) as database:
-            for id, part, number, text, document, raw, bits, blob in database.execute(
-                "SELECT id, part, number, text, json, raw, bits, embedding FROM items"
+            for id, part, number, text, document, raw, blob in database.execute(
+                "SELECT id, part, number, text, json, raw, embedding FROM items"
             ):
                 payload = json.loads(document)
                 assert (part, number, text, raw) == (
                     *(f"part {number % 3}", payload["number"], payload["text"]),
                     bytes([number % 256]),
                 )
-                assert bits == bytes([id % 256])
                 rows[id] = np.frombuffer(blob, "<f4"), payload
         return rows

@@ -110,9 +110,8 @@ def test_a_missing_an_empty_and_a_deleted_collection(folder):
             store.scroll(None, 10)
 
 
-def test_a_folder_that_another_process_changed_asks_for_a_restart(folder):
-    _, _, store = folder
-    with pytest.raises(StoreUnavailable, match="Restart the service"), store.connection.faults():
+def test_a_folder_that_another_process_changed_asks_for_a_restart():
+    with pytest.raises(StoreUnavailable, match="Restart the service"), connection.faults():
         raise InternalError("Error executing plan: Internal error: Error finding id")
 
 

@@ -67,7 +67,7 @@ def test_vectors_that_cannot_be_translated_are_refused(tmp_path):
         table_with(tmp_path / "b", id=ids, one=floats, two=floats).facts()
     with pytest.raises(StoreUnsupported, match="no column `id`"):
         table_with(tmp_path / "d", key=ids, one=floats).facts()
-    with pytest.raises(StoreUnsupported, match="type double"):
+    with pytest.raises(StoreUnsupported, match="integers or text"):
         table_with(tmp_path / "e", id=pa.array([0.5, 1.5]), one=floats).facts()
 
 

@@ -1,4 +1,4 @@
-"""FAISS as a Store: an index file, and its texts in a JSON Lines file.
+"""FAISS as a Store: a file of a flat or HNSW index, which holds ids and vectors and nothing else.
 
 A migration collects the new vectors in a file of rows, and then writes an index file of the same
 type next to the old one.
@@ -6,34 +6,25 @@ type next to the old one.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import faiss
 import numpy as np
+from faiss.contrib.factory_tools import reverse_index_factory
 from numpy.typing import NDArray
 
 from app.errors import StoreChanged, StoreUnsupported
-from app.stores.common import (
-    as_json,
-    find_text,
-    page_of,
-    random_runs,
-    row_number,
-    rows_checksum,
-    store_faults,
-)
-from app.stores.faiss.index import LoadedIndex, least_rows
+from app.stores.common import as_json, page_of, random_runs, row_number, rows_checksum, store_faults
 from app.stores.port import (
     Capabilities,
     Cursor,
     HearRows,
     Hits,
+    Metric,
     NewVectors,
     Page,
     RowsChecksum,
@@ -52,21 +43,81 @@ STORE = "The FAISS store"
 #: rows that are read or added to an index at once
 ROWS_AT_ONCE = 10_000
 
+#: how far the length of a vector may be from 1, for inner products to count as cosines
+UNIT_TOLERANCE = 0.02
+
 POSITIONS = StoreNote(
     "ids-are-positions",
     "The index stores no ids, so that a row's id is its position. Wrap it in an `IndexIDMap2` for "
     "ids that stay when rows are deleted.",
 )
-LOSSY = StoreNote(
-    "lossy-vectors",
-    "The index stores compressed vectors. Translations and scores are of these approximations.",
-)
-Signature = tuple[int, int, int]
 
-Content = TypeVar("Content")
 
-#: what the file of texts has of each id
-Lines = dict[StoreId, dict[str, Any]]
+class LoadedIndex:
+    """An index in memory, whose rows are found by id.
+
+    has_ids  it stores ids; else they are positions
+    sorted   (n,) ids of the rows, ascending
+    """
+
+    def __init__(self, outer: Any) -> None:
+        self.has_ids = isinstance(outer, faiss.IndexIDMap)
+        self.inner = inner = faiss.downcast_index(outer.index) if self.has_ids else outer
+        metrics = (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2)
+        ids = np.arange(inner.ntotal, dtype=np.int64)
+        if self.has_ids:
+            ids = faiss.vector_to_array(outer.id_map)
+        self._outer, self._ids, self.sorted = outer, ids, np.sort(ids)
+        self._places = {id: place for place, id in enumerate(ids.tolist())}
+        if (
+            not isinstance(inner, faiss.IndexFlat | faiss.IndexHNSWFlat)
+            or inner.metric_type not in metrics
+            or len(self._places) < len(ids)
+        ):
+            raise StoreUnsupported(
+                "The index is neither a flat nor an HNSW index of inner products or L2, alone or "
+                "in an `IndexIDMap`, or it has several rows of one id. Build the vectors into "
+                "another one, such as `IDMap2,HNSW32`, with faiss.index_factory, and name that "
+                "file.",
+                field="collection",
+            )
+        self.metric: Metric = "euclidean"
+        if inner.metric_type == faiss.METRIC_INNER_PRODUCT:
+            some = self.find(self.sorted[:: max(1, len(ids) // 256)].tolist())[1]
+            lengths = np.linalg.norm(some, axis=1)
+            self.metric = "cosine" if (abs(lengths - 1) < UNIT_TOLERANCE).all() else "dot"
+
+    def find(self, ids: Sequence[StoreId]) -> tuple[list[StoreId], StoreVectors]:
+        """Return those of the ids that exist, and their vectors (n, d)."""
+        found = [id for id in ids if id in self._places]
+        places = np.asarray([self._places[id] for id in found], np.int64)
+        return found, self.inner.reconstruct_batch(places)
+
+    def search(
+        self, queries: StoreVectors, k: int, exact: bool
+    ) -> Iterator[tuple[list[StoreId], NDArray[np.float32]]]:
+        """Yield ids and scores of the k nearest rows of each query, the largest score first."""
+        if self.metric == "cosine":
+            lengths = np.linalg.norm(queries, axis=1, keepdims=True)
+            queries = queries / np.maximum(lengths, 1e-30)
+        rows, searched = len(self.sorted), self.inner
+        if exact or k >= rows:  # a graph need not reach every row
+            searched = faiss.downcast_index(getattr(searched, "storage", searched))
+        numbers, most = np.ascontiguousarray(queries, np.float32), max(1, min(k, rows))
+        for scores, places in zip(*searched.search(numbers, most), strict=True):
+            scores, places = scores[places >= 0], places[places >= 0]
+            if self.metric == "euclidean":
+                scores = -np.sqrt(np.maximum(scores, 0))
+            yield self._ids[places].tolist(), scores
+
+    def empty_like(self, dim: int) -> Any:
+        """Return an empty index of the same type."""
+        made = faiss.index_factory(dim, reverse_index_factory(self._outer), self.inner.metric_type)
+        if isinstance(self.inner, faiss.IndexHNSW):
+            graph = (faiss.downcast_index(made.index) if self.has_ids else made).hnsw
+            graph.efConstruction = self.inner.hnsw.efConstruction
+            graph.efSearch = self.inner.hnsw.efSearch
+        return made
 
 
 class FaissStore(Store):
@@ -78,67 +129,46 @@ class FaissStore(Store):
         self.location = location
         self.folder = Path(location.url.removeprefix("file://"))
         self.path = self.folder / location.collection
-        #: held by the thread that reads the index or the texts
+        #: held by the thread that reads the file
         self._lock = threading.Lock()
-        #: what was read of each file, and the file's signature
-        self._files: dict[Path, tuple[Signature, Any]] = {}
+        #: the index, and numbers that change when its file is written or replaced
+        self._loaded: tuple[Any, LoadedIndex] | None = None
 
     def close(self) -> None:
-        self._files = {}
+        self._loaded = None
 
     def load(self) -> LoadedIndex:
-        """Return the index of the file as it is now. Raises StoreChanged without one."""
-        index = self._read(self.path, lambda: LoadedIndex(faiss.read_index(str(self.path))))
-        if index is None:
-            raise StoreChanged(f"The address has no file `{self.location.collection}`.")
-        return index
+        """Return the index of the file as it is now; threads wait for the one that reads.
 
-    def _texts(self) -> Lines | None:
-        """Return the file of texts as it is now; None if there is none."""
-        path = self.path.with_suffix(".jsonl")
-        return self._read(path, lambda: read_lines(path, self.location.id_field or "id"))
-
-    def _read(self, path: Path, read: Callable[[], Content]) -> Content | None:
-        """Return what `read` finds in a file as it is now; threads wait for the one that reads."""
-        with self._lock, store_faults(STORE, (RuntimeError,)):
-            if not path.is_file():
-                return None
-            now = self._signature(path)
-            known = self._files.get(path)
-            if known is None or known[0] != now:
-                self._files[path] = known = now, read()
-            content: Content = known[1]
-            return content
-
-    def _signature(self, path: Path) -> Signature:
-        """Return numbers that change when a file is written or replaced.
-
-        Raises StoreUnsupported for a symbolic link to a file outside the address.
+        Raises StoreChanged without a file, and StoreUnsupported for a symbolic link to one outside
+        the address.
         """
-        if not path.resolve().is_relative_to(self.folder.resolve()):
-            raise StoreUnsupported(
-                f"`{path.name}` is a symbolic link to a file outside the address. Ask the operator "
-                "to add the folder of that file, or move it.",
-                field="collection",
-            )
-        found = path.stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        with self._lock, store_faults(STORE, (RuntimeError,)):
+            if not self.path.is_file():
+                raise StoreChanged(f"The address has no file `{self.location.collection}`.")
+            if not self.path.resolve().is_relative_to(self.folder.resolve()):
+                raise StoreUnsupported(
+                    f"`{self.path.name}` is a symbolic link to a file outside the address. Ask the "
+                    "operator to add the folder of that file, or move it.",
+                    field="collection",
+                )
+            found = self.path.stat()
+            now = found.st_ino, found.st_size, found.st_mtime_ns
+            if self._loaded is None or self._loaded[0] != now:
+                self._loaded = now, LoadedIndex(faiss.read_index(str(self.path)))
+            return self._loaded[1]
 
     # --- reading ------------------------------------------------------------------------------
 
     def facts(self) -> StoreFacts:
-        index, notes = self.load(), []
-        if not index.has_ids:
-            notes.append(POSITIONS)
-        if index.is_lossy:
-            notes.append(LOSSY)
+        index = self.load()
         return StoreFacts(
             rows=len(index.sorted),
             dim=index.inner.d,
             metric=index.metric,
-            indexed=not isinstance(index.inner, faiss.IndexFlatCodes),
+            indexed=isinstance(index.inner, faiss.IndexHNSW),
             vector_bytes=self.path.stat().st_size,
-            notes=tuple(notes),
+            notes=() if index.has_ids else (POSITIONS,),
         )
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
@@ -157,36 +187,30 @@ class FaissStore(Store):
         return Page(*self.load().find(ids))
 
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
-        ids, lines = self.load().sorted, self._texts() or {}
-        parts = (
-            ids[start : start + ROWS_AT_ONCE].tolist() for start in range(0, len(ids), ROWS_AT_ONCE)
-        )
-        pages = ([row_number(as_json([id, lines.get(id, {})])) for id in part] for part in parts)
-        return rows_checksum(pages, hear)
+        ids = self.load().sorted
+        starts = range(0, len(ids), ROWS_AT_ONCE)
+        parts = (ids[start : start + ROWS_AT_ONCE].tolist() for start in starts)
+        return rows_checksum(([row_number(as_json(id)) for id in part] for part in parts), hear)
 
     def migration(self, tag: str, dim: int) -> NewVectors:
         return SecondFile(self, tag, dim)
 
     def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
-        """Return texts of the file of JSON Lines."""
-        lines = self._texts()
-        if lines is None:
-            raise StoreUnsupported(
-                f"Texts are read from `{self.path.with_suffix('.jsonl').name}` next to the index, "
-                "by the field that `text_field` names. Write that file, and name the field.",
-                field="text_field",
-            )
-        return [find_text(lines.get(id, {}), field) for id in ids]
+        raise StoreUnsupported(
+            "An index of FAISS holds no texts. Leave out `text_field`, and send the texts of its "
+            "results to `/rescore`.",
+            field="text_field",
+        )
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
-        index, lines = self.load(), (self._texts() if wanted.payload else None) or {}
+        index = self.load()
         if wanted.queries.shape[1] != index.inner.d:
             raise StoreChanged(f"The index has vectors of {index.inner.d} dimensions now. Repeat.")
         hits = []
         for ids, scores in index.search(wanted.queries, wanted.k, wanted.exact):
-            rows = [lines.get(id, {}) for id in ids] if wanted.payload else None
+            vectors = index.find(ids)[1] if wanted.vectors else None
             hits.append(
-                Hits(ids, scores.tolist(), index.find(ids)[1] if wanted.vectors else None, rows)
+                Hits(ids, scores.tolist(), vectors, [{}] * len(ids) if wanted.payload else None)
             )
         return hits
 
@@ -203,15 +227,7 @@ class SecondFile(NewVectors):
         )
 
     def prepare(self) -> None:
-        old = self._store.load()
-        least = least_rows(old.empty_like(self._dim))
-        if len(old.sorted) < least:
-            raise StoreUnsupported(
-                f"The index has {len(old.sorted)} rows, and FAISS needs {least} rows to train a "
-                "new index of its type. Build the vectors into another one, such as "
-                "`IDMap2,HNSW32`, or add rows.",
-                field="collection",
-            )
+        self._store.load()
         with store_faults(STORE):
             self._state_path.touch()
 
@@ -221,7 +237,7 @@ class SecondFile(NewVectors):
         rows = np.zeros(len(ids), self._row)
         rows["id"], rows["vector"] = ids, vectors
         with store_faults(STORE), self._state_path.open("r+b") as file:
-            size = file.seek(0, os.SEEK_END)
+            size = self._state_path.stat().st_size
             file.seek(size - size % self._row.itemsize)  # after the last whole row
             file.write(rows.tobytes())
 
@@ -247,15 +263,12 @@ class SecondFile(NewVectors):
         old = self._store.load()
         index, (rows, places) = old.empty_like(self._dim), self._read()
         with store_faults(STORE, (RuntimeError,)):
-            if least := least_rows(index):
-                most = 256 * max(256, least)
-                index.train(np.array(rows["vector"][:: len(rows) // most + 1]))
             for start in range(0, len(old.sorted), ROWS_AT_ONCE):
                 ids = old.sorted[start : start + ROWS_AT_ONCE]
                 there = np.array([id in places for id in ids.tolist()])
                 vectors = np.zeros((len(ids), self._dim), np.float32)
                 vectors[there] = rows["vector"][[places[id] for id in ids[there].tolist()]]
-                if isinstance(index, faiss.IndexIDMap | faiss.IndexIVF):
+                if old.has_ids:
                     index.add_with_ids(vectors[there], ids[there])
                 else:  # whose ids are positions, so that no row may be left out
                     index.add(vectors)
@@ -275,24 +288,3 @@ class SecondFile(NewVectors):
         self.finish()
         with store_faults(STORE):
             self._path.unlink(missing_ok=True)
-
-
-def read_lines(path: Path, id_field: str) -> Lines:
-    """Read a file of JSON objects with an integer id. The last line of an id counts."""
-    found: Lines = {}
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line, parse_constant=lambda name: None)  # JSON has no NaN
-            except (ValueError, RecursionError):
-                row = None
-            if not isinstance(row, dict) or type(row.get(id_field)) is not int:
-                raise StoreUnsupported(
-                    f"Line {number} of `{path.name}` is no JSON object with an integer "
-                    f"`{id_field}`. Correct it.",
-                    field="collection",
-                )
-            found[row.pop(id_field)] = row
-    return found

@@ -1,0 +1,451 @@
+"""LanceDB as a Store: a migration fills a second column of vectors in the same table.
+
+The new vectors wait in a table of their own, and become a column in one commit at the end: merging
+page by page would rewrite the column of a table a thousand times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import lancedb
+import numpy as np
+import pyarrow as pa
+from lancedb import index as kinds
+from numpy.typing import NDArray
+
+from app.errors import (
+    InvalidFilter,
+    InvalidOption,
+    StoreChanged,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from app.stores.common import as_json, page_of, row_number, rows_checksum, store_faults
+from app.stores.port import (
+    Capabilities,
+    Cursor,
+    HearRows,
+    Hits,
+    Metric,
+    NewVectors,
+    Page,
+    RowsChecksum,
+    Search,
+    Side,
+    Store,
+    StoreFacts,
+    StoreId,
+    StoreLocation,
+    StoreVectors,
+)
+
+#: ids in one condition, and rows whose new vectors become part of the column at a time
+IDS_A_FILTER, ROWS_A_BATCH = 1000, 10_000
+
+#: types of numbers in vectors
+FLOATS = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
+
+#: LanceDB's distances
+DISTANCES: dict[str, Metric] = {"cosine": "cosine", "dot": "dot", "l2": "euclidean"}
+
+
+@dataclass(frozen=True, eq=False)
+class LanceColumns:
+    """One version of a table, with the names of its columns of ids and of vectors."""
+
+    dataset: Any
+    id: str
+    vector: str
+
+    @property
+    def kind(self) -> pa.DataType:
+        """The type of the column of vectors."""
+        return self.dataset.schema.field(self.vector).type
+
+    @property
+    def others(self) -> list[str]:
+        """The columns that hold no vectors."""
+        return [field.name for field in self.dataset.schema if not is_vector(field.type)]
+
+    def page(self, found: Mapping[StoreId, StoreVectors], cursor: Cursor | None = None) -> Page:
+        return page_of(list(found), found, self.kind.list_size, cursor)
+
+    def take(self, rows: Sequence[int]) -> dict[StoreId, StoreVectors]:
+        """Return the vectors at these positions, of rows that have one."""
+        with faults():
+            found = self.dataset.take(list(rows), columns=[self.id, self.vector])
+        return vectors_of(found, self.id, self.vector)
+
+    def by_ids(self, ids: Sequence[StoreId], column: str) -> Iterator[pa.Table]:
+        """Yield a column of the rows with these ids."""
+        for start in range(0, len(ids), IDS_A_FILTER):
+            part = id_filter(self.id, ids[start : start + IDS_A_FILTER])
+            with faults():
+                yield self.dataset.to_table(columns=[self.id, column], filter=part)
+
+    def fetch(self, ids: Sequence[StoreId]) -> Page:
+        found: dict[StoreId, StoreVectors] = {}
+        for part in self.by_ids(list(dict.fromkeys(ids)), self.vector):
+            found |= vectors_of(part, self.id, self.vector)
+        return page_of(ids, found, self.kind.list_size)
+
+
+class LancedbStore(Store):
+    """A table of a LanceDB database."""
+
+    capabilities = Capabilities(filters=True)
+
+    def __init__(self, location: StoreLocation) -> None:
+        if location.url.startswith("db://"):
+            raise StoreUnsupported(
+                "LanceDB Cloud is not supported, because it does not offer commits of columns. "
+                "Use the address of a folder or of an object store.",
+                field="address",
+            )
+        self.location = location
+        self._database: Any = None
+
+    def close(self) -> None:
+        self._database = None
+
+    @property
+    def database(self) -> Any:
+        """The database, opened when it is first used."""
+        with faults():
+            if self._database is None:
+                url = self.location.url
+                if "://" not in url and not Path(url).is_dir():
+                    raise StoreUnavailable("The folder of the address does not exist.")
+                # Every read sees the latest version, as another process may have written it.
+                self._database = lancedb.connect(url, read_consistency_interval=timedelta(0))
+            return self._database
+
+    def table(self, name: str | None = None) -> Any:
+        """Return a table, by default that of the clients. Raises StoreChanged if there is none."""
+        with faults():
+            try:
+                return self.database.open_table(name or self.location.collection)
+            except ValueError as error:
+                raise StoreChanged(f"The address has no such table: {error}.") from None
+
+    def open(self) -> LanceColumns:
+        """Return the latest version of the table."""
+        table = self.table()
+        with faults():
+            dataset = table.to_lance()
+        found = dataset.schema
+        return LanceColumns(
+            dataset, find_id(self.location, found), find_vector(self.location, found)
+        )
+
+    def _distance(self, vector: str) -> str:
+        """Return the distance of a column's index, else of the option `distance`, else `l2`."""
+        table = self.table()
+        with faults():
+            index = find_index(table, vector)
+            stats = None if index is None else table.index_stats(index.name)
+        if stats is not None and stats.distance_type in DISTANCES:
+            return str(stats.distance_type)
+        option = self.location.options.get("distance") or "l2"
+        if option not in DISTANCES:
+            raise InvalidOption(
+                f"`distance` of the options is {option!r}. It is one of {', '.join(DISTANCES)}.",
+                field="options",
+            )
+        return str(option)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def facts(self) -> StoreFacts:
+        found, table = self.open(), self.table()
+        kind = found.kind
+        with faults():
+            rows = found.dataset.count_rows()  # with a filter, it would read all vectors
+            indexed = find_index(table, found.vector) is not None
+        return StoreFacts(
+            rows=rows,
+            dim=kind.list_size,
+            metric=DISTANCES[self._distance(found.vector)],
+            dtype=FLOATS[kind.value_type],
+            indexed=indexed,
+            vector_field=found.vector,
+            vector_bytes=rows * kind.list_size * kind.value_type.bit_width // 8,
+        )
+
+    def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
+        found = self.open()
+        with faults():
+            start, total = int(cursor or 0), found.dataset.count_rows()
+        while True:
+            stop = min(start + limit, total)
+            vectors = found.take(range(start, stop))
+            if vectors or stop == total:
+                return found.page(vectors, stop if stop < total else None)
+            start = stop
+
+    def sample(self, count: int, seed: int = 0) -> Page:
+        found = self.open()
+        with faults():
+            total = found.dataset.count_rows()
+        draw = np.random.default_rng(seed).choice(total, min(count, total), replace=False)
+        return found.page(found.take(sorted(draw.tolist())))
+
+    def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
+        return self.open().fetch(ids)
+
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
+        table = self.open()
+        if field not in table.dataset.schema.names:
+            raise StoreUnsupported(
+                f"The table has no column `{field}` of texts. Name one in `text_field`.",
+                field="text_field",
+            )
+        found: dict[StoreId, str | None] = {}
+        for part in table.by_ids(ids, field):
+            found |= dict(zip(part[table.id].to_pylist(), part[field].to_pylist(), strict=True))
+        return [found.get(each) for each in ids]
+
+    def find_nearest(self, wanted: Search) -> Sequence[Hits]:
+        if wanted.filter is not None and not isinstance(wanted.filter, str):
+            raise InvalidFilter(
+                'A filter of LanceDB is a condition in SQL, as text: "price < 10".',
+                field="filter",
+            )
+        table = self.open()
+        distance, others = self._distance(table.vector), table.others if wanted.payload else []
+        columns = dict.fromkeys([table.id, *[table.vector] * wanted.vectors, *others, "_distance"])
+        nearest = {"column": table.vector, "k": wanted.k, "metric": distance}
+        hits = []
+        for query in np.asarray(wanted.queries, np.float32):
+            with faults(filtered=wanted.filter is not None):
+                found = table.dataset.to_table(
+                    columns=list(columns),
+                    filter=wanted.filter,
+                    nearest={**nearest, "q": query, "use_index": not wanted.exact},
+                    prefilter=True,
+                )
+            found = found.filter(found["_distance"].is_valid())
+            distances = found["_distance"].to_numpy()
+            hits.append(
+                Hits(
+                    found[table.id].to_pylist(),
+                    (-distances if distance == "l2" else 1 - distances).tolist(),
+                    to_numpy(found[table.vector]) if wanted.vectors else None,
+                    found.select(others).to_pylist() if wanted.payload else None,
+                )
+            )
+        return hits
+
+    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
+        found = self.open()
+        with faults():
+            batches = found.dataset.to_batches(columns=found.others)
+            pages = ([row_number(as_json(row)) for row in each.to_pylist()] for each in batches)
+            return rows_checksum(pages, hear)
+
+    def migration(self, tag: str, dim: int) -> NewVectors:
+        return SecondColumn(self, tag, dim)
+
+
+class SecondColumn(NewVectors):
+    """The new vectors of one migration: in a table of their own, and then in a column."""
+
+    def __init__(self, store: LancedbStore, tag: str, dim: int) -> None:
+        self._store, self._tag, self._dim = store, tag, dim
+        self._staged_name = f"{store.location.collection}_anchorage_{tag}"
+
+    @property
+    def _staged(self) -> Any:
+        """The table of new vectors. Raises StoreChanged if it does not exist."""
+        return self._store.table(self._staged_name)
+
+    def prepare(self) -> None:
+        old = self._store.open()
+        with faults():
+            ids = old.dataset.to_table(columns=[old.id])[old.id]
+            if ids.null_count or len(ids.unique()) < len(ids):
+                raise StoreChanged(
+                    f"The column `{old.id}` holds an id more than once, or rows without one. "
+                    "A migration needs one id for each row. Name another column in `id_field`."
+                )
+            new = pa.list_(old.kind.value_type, self._dim)
+            schema = pa.schema([("id", ids.type), ("vector", new)])
+            self._store.database.create_table(self._staged_name, schema=schema, exist_ok=True)
+
+    def write(
+        self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
+    ) -> None:
+        staged = self._staged
+        schema = staged.schema
+        data = [
+            pa.array(ids, schema.field("id").type),
+            to_arrow(vectors, schema.field("vector").type),
+        ]
+        with faults():
+            merge = staged.merge_insert("id").when_matched_update_all()
+            merge.when_not_matched_insert_all().execute(pa.Table.from_arrays(data, schema=schema))
+
+    def read(self, ids: Sequence[StoreId]) -> Page:
+        staged = self._staged
+        with faults():
+            dataset = staged.to_lance()
+        return LanceColumns(dataset, "id", "vector").fetch(ids)
+
+    def count(self) -> int:
+        old = self._store.open()
+        column = self._column(old.vector)
+        if column in old.dataset.schema.names:
+            return count_vectors(old.dataset, column)
+        try:
+            return int(self._staged.count_rows())
+        except StoreChanged:  # before `prepare`
+            return 0
+
+    def count_old(self) -> int:
+        old = self._store.open()
+        return count_vectors(old.dataset, old.vector)
+
+    def _column(self, vector: str) -> str:
+        return f"{vector}_anchorage_{self._tag}"
+
+    def build_index(self) -> None:
+        """Add the column of new vectors to the table, and build an index like the old one."""
+        self._drop_column()  # of an earlier run
+        old, staged = self._store.open(), self._staged
+        column, kind = self._column(old.vector), staged.schema.field("vector").type
+        with faults():
+            staged.create_index("id", config=kinds.BTree(), replace=True)
+
+        @lance.batch_udf(output_schema=pa.schema([pa.field(column, kind)]))
+        def new_vectors(batch: pa.RecordBatch) -> pa.RecordBatch:
+            ids = batch[old.id].to_pylist()
+            found: dict[StoreId, StoreVectors] = {}
+            for start in range(0, len(ids), IDS_A_FILTER):
+                part = id_filter("id", ids[start : start + IDS_A_FILTER])
+                # `to_lance` would wait for the threads that wait for this function
+                rows = staged.search().where(part).limit(IDS_A_FILTER).to_arrow()
+                found |= vectors_of(rows, "id", "vector")
+            empty = dict.fromkeys(ids, np.zeros(self._dim, np.float32))
+            values = page_of(ids, empty | found, self._dim).vectors
+            lost = pa.array([each not in found for each in ids], pa.bool_())
+            return pa.record_batch([to_arrow(values, kind, lost)], [column])
+
+        with faults():
+            old.dataset.add_columns(new_vectors, read_columns=[old.id], batch_size=ROWS_A_BATCH)
+            table = self._store.table()
+            if index := find_index(table, old.vector):
+                like = getattr(kinds, index.index_type.replace("IvfHnsw", "Hnsw"))
+                distance = table.index_stats(index.name).distance_type
+                table.create_index(column, config=like(distance_type=distance))
+
+    def finish(self) -> None:
+        """Drop the table of new vectors. The new column is the application's."""
+        with faults():
+            self._store.database.drop_table(self._staged_name, ignore_missing=True)
+
+    def abandon(self) -> None:
+        self.finish()
+        self._drop_column()
+
+    def _drop_column(self) -> None:
+        """Drop the column of new vectors with its index, if there is one."""
+        try:
+            table = self._store.table()
+        except StoreChanged:  # the column went with its table
+            return
+        with faults():  # by the end of its name, as the old column may be gone
+            names = [each for each in table.schema.names if each.endswith(self._column(""))]
+            if names:
+                table.drop_columns(names)
+
+
+def faults(*, filtered: bool = False) -> AbstractContextManager[None]:
+    """Return a block that raises faults of LanceDB as errors of this project."""
+    kinds = (ValueError, RuntimeError, pa.ArrowException)
+    return store_faults("The LanceDB store", kinds, filtered=filtered)
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind)) and kind.value_type in FLOATS
+
+
+def find_id(location: StoreLocation, schema: pa.Schema) -> str:
+    """Return the column of ids. Raises StoreUnsupported if there is none that can be used."""
+    id = location.id_field or "id"
+    kind = schema.field(id).type if id in schema.names else pa.null()
+    if not (
+        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    ):
+        raise StoreUnsupported(
+            f"The table has no column `{id}` of ids that are integers or text. Name one of "
+            f"{', '.join(schema.names)}.",
+            field="id_field",
+        )
+    return id
+
+
+def find_vector(location: StoreLocation, schema: pa.Schema) -> str:
+    """Return the column of vectors."""
+    own = [field.name for field in schema if is_vector(field.type)]
+    choice = [each for each in own if "_anchorage_" not in each]
+    name = location.vector_field or (choice[0] if len(choice) == 1 else None)
+    if name in own:
+        return str(name)
+    if name is not None and name not in schema.names:
+        raise StoreChanged(f"The table has no column `{name}`. Somebody deleted or renamed it.")
+    problem = f"{len(choice)} columns of vectors" if name is None else f"no vectors in `{name}`"
+    raise StoreUnsupported(
+        f"The table has {problem}. Name one in `vector_field`, which holds lists of a fixed size "
+        "of float16, float32 or float64: binary and multi-vectors cannot be translated.",
+        field="vector_field",
+    )
+
+
+def vectors_of(found: pa.Table, id: str, vector: str) -> dict[StoreId, StoreVectors]:
+    """Return the vectors of rows that have one, by their ids."""
+    found = found.filter(found[vector].is_valid())
+    return dict(zip(found[id].to_pylist(), to_numpy(found[vector]), strict=True))
+
+
+def count_vectors(dataset: Any, column: str) -> int:
+    with faults():
+        return int(dataset.count_rows(filter=f"{quoted(column)} IS NOT NULL"))
+
+
+def to_numpy(column: pa.ChunkedArray) -> StoreVectors:
+    """Return the vectors (n, d) of rows that have one, as float32."""
+    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    vectors: StoreVectors = flat.astype(np.float32, copy=False)
+    return vectors.reshape(-1, column.type.list_size)
+
+
+def to_arrow(vectors: NDArray[Any], kind: pa.DataType, missing: pa.Array | None = None) -> pa.Array:
+    """Return vectors (n, d) as a column of this type, with null where one is missing."""
+    numbers = np.ascontiguousarray(vectors, FLOATS[kind.value_type])
+    return pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), type=kind, mask=missing)
+
+
+def id_filter(column: str, ids: Sequence[StoreId]) -> str:
+    """Return a condition in SQL: the rows with these ids."""
+    values = [
+        "'" + id.replace("'", "''") + "'" if isinstance(id, str) else str(int(id)) for id in ids
+    ]
+    return f"{quoted(column)} IN ({', '.join(values)})"
+
+
+def quoted(column: str) -> str:
+    """Return the name of a column in SQL."""
+    return "`" + column.replace("`", "``") + "`"
+
+
+def find_index(table: Any, column: str) -> Any | None:
+    """Return the configuration of the index of a column, or None."""
+    found = [each for each in table.list_indices() if list(each.columns) == [column]]
+    return found[0] if found else None
