@@ -1,7 +1,6 @@
 """FAISS as a Store: a file of a flat or HNSW index, which holds ids and vectors and nothing else.
 
-A migration collects the new vectors in a file of rows, and then writes an index file of the same
-type next to the old one.
+A migration writes an index file of the same type next to the old one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from faiss.contrib.factory_tools import reverse_index_factory
 from numpy.typing import NDArray
 
 from app.errors import StoreChanged, StoreUnsupported
-from app.stores.common import as_json, page_of, random_runs, row_number, rows_checksum, store_faults
+from app.stores.common import as_json, random_runs, row_number, rows_checksum, store_faults
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -37,6 +36,7 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
+from app.stores.staged import StagedVectors
 
 STORE = "The FAISS store"
 
@@ -215,76 +215,40 @@ class FaissStore(Store):
         return hits
 
 
-class SecondFile(NewVectors):
-    """The new vectors of one migration: a file of rows, and the index file that is made of it."""
+class SecondFile(StagedVectors):
+    """The new vectors of one migration, which become an index file of the same type."""
 
     def __init__(self, store: FaissStore, tag: str, dim: int) -> None:
-        self._store, self._dim = store, dim
-        self._row = np.dtype([("id", "<i8"), ("vector", "<f4", (dim,))])
         beside = f"{store.path.name}.anchorage-{tag}-"
-        self._state_path, self._half, self._path = (
-            store.path.with_name(f"{beside}{end}") for end in ("state", "half", "new")
-        )
+        super().__init__(STORE, store.path.with_name(f"{beside}state"), dim)
+        self._source, self._path = store, store.path.with_name(f"{beside}new")
 
-    def prepare(self) -> None:
-        self._store.load()
-        with store_faults(STORE):
-            self._state_path.touch()
+    def ids(self) -> Sequence[StoreId]:
+        ids: list[StoreId] = self._source.load().sorted.tolist()
+        return ids
 
-    def write(
-        self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
-    ) -> None:
-        rows = np.zeros(len(ids), self._row)
-        rows["id"], rows["vector"] = ids, vectors
-        with store_faults(STORE), self._state_path.open("r+b") as file:
-            size = self._state_path.stat().st_size
-            file.seek(size - size % self._row.itemsize)  # after the last whole row
-            file.write(rows.tobytes())
-
-    def _read(self) -> tuple[NDArray[Any], dict[StoreId, int]]:
-        """Return all written rows, and the place of the last one of each id."""
-        with store_faults(STORE):
-            size = self._state_path.stat().st_size if self._state_path.exists() else 0
-            rows: NDArray[Any] = np.zeros(0, self._row)
-            if count := size // self._row.itemsize:
-                rows = np.memmap(self._state_path, self._row, "r", shape=(count,))
-        return rows, {id: place for place, id in enumerate(rows["id"].tolist())}
-
-    def read(self, ids: Sequence[StoreId]) -> Page:
-        rows, places = self._read()
-        found = {id: rows["vector"][places[id]] for id in ids if id in places}
-        return page_of(ids, found, self._dim)
-
-    def count(self) -> int:
-        return len(self._read()[1].keys() & set(self._store.load().sorted.tolist()))
-
-    def build_index(self) -> None:
-        """Write the index file, whole or not at all, with the rows that the old one has now."""
-        old = self._store.load()
-        index, (rows, places) = old.empty_like(self._dim), self._read()
+    def publish(self, ids: Sequence[StoreId]) -> None:
+        """Write the index file, whole or not at all."""
+        old = self._source.load()
+        index, half = old.empty_like(self._dim), self._path.with_suffix(".half")
         with store_faults(STORE, (RuntimeError,)):
-            for start in range(0, len(old.sorted), ROWS_AT_ONCE):
-                ids = old.sorted[start : start + ROWS_AT_ONCE]
-                there = np.array([id in places for id in ids.tolist()])
-                vectors = np.zeros((len(ids), self._dim), np.float32)
-                vectors[there] = rows["vector"][[places[id] for id in ids[there].tolist()]]
+            for start in range(0, len(ids), ROWS_AT_ONCE):
+                part = ids[start : start + ROWS_AT_ONCE]
+                new = self.read(part)
+                numbers = np.asarray(new.ids, np.int64)
                 if old.has_ids:
-                    index.add_with_ids(vectors[there], ids[there])
+                    index.add_with_ids(new.vectors, numbers)
                 else:  # whose ids are positions, so that no row may be left out
+                    vectors = np.zeros((len(part), self._dim), np.float32)
+                    vectors[numbers - start] = new.vectors
                     index.add(vectors)
             try:
-                faiss.write_index(index, str(self._half))
-                shutil.copymode(self._store.path, self._half)
-                self._half.replace(self._path)
+                faiss.write_index(index, str(half))
+                shutil.copymode(self._source.path, half)
+                half.replace(self._path)
             finally:
-                self._half.unlink(missing_ok=True)
+                half.unlink(missing_ok=True)
 
-    def finish(self) -> None:
-        """Delete the file of rows. The new index file is the application's."""
-        with store_faults(STORE):
-            self._state_path.unlink(missing_ok=True)
-
-    def abandon(self) -> None:
-        self.finish()
+    def withdraw(self) -> None:
         with store_faults(STORE):
             self._path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """LanceDB as a Store: a migration fills a second column of vectors in the same table.
 
-The new vectors wait in a table of their own, and become a column in one commit at the end: merging
+The new vectors wait in a file of their own, and become a column in one commit at the end: merging
 page by page would rewrite the column of a table a thousand times.
 """
 
@@ -18,7 +18,6 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 from lancedb import index as kinds
-from numpy.typing import NDArray
 
 from app.errors import (
     InvalidFilter,
@@ -45,6 +44,9 @@ from app.stores.port import (
     StoreLocation,
     StoreVectors,
 )
+from app.stores.staged import StagedVectors
+
+STORE = "The LanceDB store"
 
 #: ids in one condition, and rows whose new vectors become part of the column at a time
 IDS_A_FILTER, ROWS_A_BATCH = 1000, 10_000
@@ -110,6 +112,8 @@ class LancedbStore(Store):
                 field="address",
             )
         self.location = location
+        self.folder = Path(location.url.removeprefix("file://"))
+        self.in_object_store = "://" in location.url.removeprefix("file://")
         self._database: Any = None
 
     def close(self) -> None:
@@ -120,18 +124,18 @@ class LancedbStore(Store):
         """The database, opened when it is first used."""
         with faults():
             if self._database is None:
-                url = self.location.url
-                if "://" not in url and not Path(url).is_dir():
+                if not self.in_object_store and not self.folder.is_dir():
                     raise StoreUnavailable("The folder of the address does not exist.")
                 # Every read sees the latest version, as another process may have written it.
-                self._database = lancedb.connect(url, read_consistency_interval=timedelta(0))
+                url, latest = self.location.url, timedelta(0)
+                self._database = lancedb.connect(url, read_consistency_interval=latest)
             return self._database
 
-    def table(self, name: str | None = None) -> Any:
-        """Return a table, by default that of the clients. Raises StoreChanged if there is none."""
+    def table(self) -> Any:
+        """Return the table. Raises StoreChanged if there is none."""
         with faults():
             try:
-                return self.database.open_table(name or self.location.collection)
+                return self.database.open_table(self.location.collection)
             except ValueError as error:
                 raise StoreChanged(f"The address has no such table: {error}.") from None
 
@@ -254,114 +258,75 @@ class LancedbStore(Store):
         return SecondColumn(self, tag, dim)
 
 
-class SecondColumn(NewVectors):
-    """The new vectors of one migration: in a table of their own, and then in a column."""
+class SecondColumn(StagedVectors):
+    """The new vectors of one migration, which become a column in one commit."""
 
     def __init__(self, store: LancedbStore, tag: str, dim: int) -> None:
-        self._store, self._tag, self._dim = store, tag, dim
-        self._staged_name = f"{store.location.collection}_anchorage_{tag}"
+        name = f"{store.location.collection}.anchorage-{tag}"
+        super().__init__(STORE, store.folder / name, dim)
+        self._source, self._tag = store, tag
 
-    @property
-    def _staged(self) -> Any:
-        """The table of new vectors. Raises StoreChanged if it does not exist."""
-        return self._store.table(self._staged_name)
-
-    def prepare(self) -> None:
-        old = self._store.open()
+    def ids(self) -> Sequence[StoreId]:
+        if self._source.in_object_store:
+            raise StoreUnsupported(
+                "A table in an object store can be searched. To move it, copy it to a folder, and "
+                "name that folder's address.",
+                field="store",
+            )
+        old = self._source.open()
         with faults():
             ids = old.dataset.to_table(columns=[old.id])[old.id]
-            if ids.null_count or len(ids.unique()) < len(ids):
-                raise StoreChanged(
-                    f"The column `{old.id}` holds an id more than once, or rows without one. "
-                    "A migration needs one id for each row. Name another column in `id_field`."
-                )
-            new = pa.list_(old.kind.value_type, self._dim)
-            schema = pa.schema([("id", ids.type), ("vector", new)])
-            self._store.database.create_table(self._staged_name, schema=schema, exist_ok=True)
-
-    def write(
-        self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
-    ) -> None:
-        staged = self._staged
-        schema = staged.schema
-        data = [
-            pa.array(ids, schema.field("id").type),
-            to_arrow(vectors, schema.field("vector").type),
-        ]
-        with faults():
-            merge = staged.merge_insert("id").when_matched_update_all()
-            merge.when_not_matched_insert_all().execute(pa.Table.from_arrays(data, schema=schema))
-
-    def read(self, ids: Sequence[StoreId]) -> Page:
-        staged = self._staged
-        with faults():
-            dataset = staged.to_lance()
-        return LanceColumns(dataset, "id", "vector").fetch(ids)
-
-    def count(self) -> int:
-        old = self._store.open()
-        column = self._column(old.vector)
-        if column in old.dataset.schema.names:
-            return count_vectors(old.dataset, column)
-        try:
-            return int(self._staged.count_rows())
-        except StoreChanged:  # before `prepare`
-            return 0
+        if ids.null_count or len(ids.unique()) < len(ids):
+            raise StoreChanged(
+                f"The column `{old.id}` holds an id more than once, or rows without one. "
+                "A migration needs one id for each row. Name another column in `id_field`."
+            )
+        every: list[StoreId] = ids.to_pylist()
+        return every
 
     def count_old(self) -> int:
-        old = self._store.open()
-        return count_vectors(old.dataset, old.vector)
-
-    def _column(self, vector: str) -> str:
-        return f"{vector}_anchorage_{self._tag}"
-
-    def build_index(self) -> None:
-        """Add the column of new vectors to the table, and build an index like the old one."""
-        self._drop_column()  # of an earlier run
-        old, staged = self._store.open(), self._staged
-        column, kind = self._column(old.vector), staged.schema.field("vector").type
+        old = self._source.open()
         with faults():
-            staged.create_index("id", config=kinds.BTree(), replace=True)
+            return int(old.dataset.count_rows(filter=f"{quoted(old.vector)} IS NOT NULL"))
+
+    def publish(self, ids: Sequence[StoreId]) -> None:
+        """Add the column to the table, and build an index like the old one."""
+        self.withdraw()  # of an earlier run
+        old = self._source.open()
+        column, kind = f"{old.vector}{self._end}", pa.list_(old.kind.value_type, self._dim)
 
         @lance.batch_udf(output_schema=pa.schema([pa.field(column, kind)]))
         def new_vectors(batch: pa.RecordBatch) -> pa.RecordBatch:
-            ids = batch[old.id].to_pylist()
-            found: dict[StoreId, StoreVectors] = {}
-            for start in range(0, len(ids), IDS_A_FILTER):
-                part = id_filter("id", ids[start : start + IDS_A_FILTER])
-                # `to_lance` would wait for the threads that wait for this function
-                rows = staged.search().where(part).limit(IDS_A_FILTER).to_arrow()
-                found |= vectors_of(rows, "id", "vector")
-            empty = dict.fromkeys(ids, np.zeros(self._dim, np.float32))
-            values = page_of(ids, empty | found, self._dim).vectors
-            lost = pa.array([each not in found for each in ids], pa.bool_())
-            return pa.record_batch([to_arrow(values, kind, lost)], [column])
+            rows = batch[old.id].to_pylist()
+            new = self.read(rows)
+            found = dict(zip(new.ids, new.vectors, strict=True))
+            empty = dict.fromkeys(rows, np.zeros(self._dim, np.float32))
+            values = page_of(rows, empty | found, self._dim).vectors
+            lost = pa.array([each not in found for each in rows], pa.bool_())
+            numbers = np.ascontiguousarray(values, FLOATS[kind.value_type]).reshape(-1)
+            made = pa.FixedSizeListArray.from_arrays(pa.array(numbers), type=kind, mask=lost)
+            return pa.record_batch([made], [column])
 
         with faults():
             old.dataset.add_columns(new_vectors, read_columns=[old.id], batch_size=ROWS_A_BATCH)
-            table = self._store.table()
+            table = self._source.table()
             if index := find_index(table, old.vector):
                 like = getattr(kinds, index.index_type.replace("IvfHnsw", "Hnsw"))
                 distance = table.index_stats(index.name).distance_type
                 table.create_index(column, config=like(distance_type=distance))
 
-    def finish(self) -> None:
-        """Drop the table of new vectors. The new column is the application's."""
-        with faults():
-            self._store.database.drop_table(self._staged_name, ignore_missing=True)
+    @property
+    def _end(self) -> str:
+        return f"_anchorage_{self._tag}"
 
-    def abandon(self) -> None:
-        self.finish()
-        self._drop_column()
-
-    def _drop_column(self) -> None:
+    def withdraw(self) -> None:
         """Drop the column of new vectors with its index, if there is one."""
         try:
-            table = self._store.table()
+            table = self._source.table()
         except StoreChanged:  # the column went with its table
             return
         with faults():  # by the end of its name, as the old column may be gone
-            names = [each for each in table.schema.names if each.endswith(self._column(""))]
+            names = [each for each in table.schema.names if each.endswith(self._end)]
             if names:
                 table.drop_columns(names)
 
@@ -369,7 +334,7 @@ class SecondColumn(NewVectors):
 def faults(*, filtered: bool = False) -> AbstractContextManager[None]:
     """Return a block that raises faults of LanceDB as errors of this project."""
     kinds = (ValueError, RuntimeError, pa.ArrowException)
-    return store_faults("The LanceDB store", kinds, filtered=filtered)
+    return store_faults(STORE, kinds, filtered=filtered)
 
 
 def is_vector(kind: pa.DataType) -> bool:
@@ -414,22 +379,11 @@ def vectors_of(found: pa.Table, id: str, vector: str) -> dict[StoreId, StoreVect
     return dict(zip(found[id].to_pylist(), to_numpy(found[vector]), strict=True))
 
 
-def count_vectors(dataset: Any, column: str) -> int:
-    with faults():
-        return int(dataset.count_rows(filter=f"{quoted(column)} IS NOT NULL"))
-
-
 def to_numpy(column: pa.ChunkedArray) -> StoreVectors:
     """Return the vectors (n, d) of rows that have one, as float32."""
     flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
     vectors: StoreVectors = flat.astype(np.float32, copy=False)
     return vectors.reshape(-1, column.type.list_size)
-
-
-def to_arrow(vectors: NDArray[Any], kind: pa.DataType, missing: pa.Array | None = None) -> pa.Array:
-    """Return vectors (n, d) as a column of this type, with null where one is missing."""
-    numbers = np.ascontiguousarray(vectors, FLOATS[kind.value_type])
-    return pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), type=kind, mask=missing)
 
 
 def id_filter(column: str, ids: Sequence[StoreId]) -> str:

@@ -10,7 +10,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,11 @@ from app.stores.port import (
     StoreLocation,
     StoreVectors,
 )
+from app.stores.staged import StagedVectors
 
-#: rows whose checksum is read at once, and most results of one search of a vec0 table
+STORE = "The sqlite-vec store"
+
+#: rows that are read or written at once, and most results of one search of a vec0 table
 ROWS_AT_ONCE, MAX_RESULTS = 500, 4096
 
 #: distances of vec0
@@ -89,6 +92,7 @@ class SqliteVecStore(Store):
 
     def __init__(self, location: StoreLocation) -> None:
         self.location = location
+        self.path = Path(location.url.removeprefix("file://"))
 
     def close(self) -> None:
         """Do nothing: no connection outlives a call."""
@@ -96,11 +100,10 @@ class SqliteVecStore(Store):
     @contextmanager
     def session(self) -> Iterator[Any]:
         """Yield a connection in one transaction, which is committed at the end."""
-        path = Path(self.location.url.removeprefix("file://"))
-        if not path.is_file():
+        if not self.path.is_file():
             raise StoreUnavailable("The address names no file. Ask the operator to correct it.")
-        with store_faults("The sqlite-vec store", (SQLITE.Error,)):
-            url = f"{path.resolve().as_uri()}?mode=rw"  # does not create it
+        with store_faults(STORE, (SQLITE.Error,)):
+            url = f"{self.path.resolve().as_uri()}?mode=rw"  # does not create it
             with closing(SQLITE.connect(url, uri=True, isolation_level=None)) as database:
                 database.enable_load_extension(True)
                 sqlite_vec.load(database)
@@ -141,14 +144,11 @@ class SqliteVecStore(Store):
         chosen = f"WHERE i.{table.ids[1]} IN (SELECT value FROM json_each(?))"
         return self.read(table, columns, chosen, json.dumps(list(ids)))
 
-    def fetch_from(self, table: VecTable, ids: Sequence[StoreId]) -> Page:
-        return page_of(ids, vectors_of(self.read_ids(table, ids, [table.vector])), table.dim)
-
     # --- reading ------------------------------------------------------------------------------
 
     def facts(self) -> StoreFacts:
         table = self.table
-        rows = self.count_rows(table)
+        rows = self._count(table)
         return StoreFacts(
             rows=rows,
             dim=table.dim,
@@ -157,7 +157,7 @@ class SqliteVecStore(Store):
             vector_field=table.vector,
         )
 
-    def count_rows(self, table: VecTable) -> int:
+    def _count(self, table: VecTable) -> int:
         with self.session() as database:
             return int(database.execute(f"SELECT count(*) FROM {table.ids[0]}").fetchone()[0])
 
@@ -170,13 +170,14 @@ class SqliteVecStore(Store):
     def sample(self, count: int, seed: int = 0) -> Page:
         table = self.table
         vectors: dict[StoreId, StoreVectors] = {}
-        for start, length in random_runs(self.count_rows(table), count, seed):
+        for start, length in random_runs(self._count(table), count, seed):
             rest = "ORDER BY i.rowid LIMIT ? OFFSET ?"
             vectors |= vectors_of(self.read(table, [table.vector], rest, length, start))
         return page_of(list(vectors), vectors, table.dim)
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
-        return self.fetch_from(self.table, ids)
+        table = self.table
+        return page_of(ids, vectors_of(self.read_ids(table, ids, [table.vector])), table.dim)
 
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
         return rows_checksum(self._numbers(), hear)
@@ -234,73 +235,46 @@ class SqliteVecStore(Store):
                 Hits(
                     ids,
                     [base - float(row[1]) for row in found],
-                    self.fetch_from(table, ids).vectors if wanted.vectors else None,
+                    self.fetch(ids).vectors if wanted.vectors else None,
                     payloads if wanted.payload else None,
                 )
             )
         return hits
 
 
-class SecondTable(NewVectors):
-    """The new vectors of one migration, in a second vec0 table with all other columns."""
+class SecondTable(StagedVectors):
+    """The new vectors of one migration, which become a vec0 table with all other columns."""
 
     def __init__(self, store: SqliteVecStore, tag: str, dim: int) -> None:
-        self._store, self._dim = store, dim
-        self._name = f"{store.location.collection}_anchorage_{tag}"
+        super().__init__(STORE, store.path.with_name(f"{store.path.name}.anchorage-{tag}"), dim)
+        self._source = store
+        self._name = quoted(f"{store.location.collection}_anchorage_{tag}")
 
-    @property
-    def _new(self) -> VecTable:
-        return replace(self._store.table, name=self._name, dim=self._dim)
+    def ids(self) -> Sequence[StoreId]:
+        hidden, key = self._source.table.ids
+        with self._source.session() as database:
+            return [id for (id,) in database.execute(f"SELECT {key} FROM {hidden} ORDER BY rowid")]
 
-    def prepare(self) -> None:
-        old = self._store.table
+    def publish(self, ids: Sequence[StoreId]) -> None:
+        old = self._source.table
         start, end = old.place
         arguments = f"{old.arguments[:start]}{self._dim}{old.arguments[end:]}"
-        with self._store.session() as database:
-            database.execute(
-                f"CREATE VIRTUAL TABLE IF NOT EXISTS {quoted(self._name)} USING vec0({arguments})"
-            )
-
-    def write(
-        self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
-    ) -> None:
-        old = self._store.table
         names = ", ".join(map(quoted, [old.key, *old.others]))
         insert = (
-            f"INSERT INTO {quoted(self._name)} ({names}, {quoted(old.vector)}) "
+            f"INSERT INTO {self._name} ({names}, {quoted(old.vector)}) "
             f"SELECT {names}, ? FROM {quoted(old.name)} WHERE {quoted(old.key)} = ?"
         )
-        blobs = [vector.tobytes() for vector in np.asarray(vectors, "<f4")]
-        with self._store.session() as database:
-            self._delete(database, ids)
-            database.executemany(insert, zip(blobs, ids, strict=True))
+        with self._source.session() as database:
+            database.execute(f"DROP TABLE IF EXISTS {self._name}")
+            database.execute(f"CREATE VIRTUAL TABLE {self._name} USING vec0({arguments})")
+            for first in range(0, len(ids), ROWS_AT_ONCE):
+                new = self.read(ids[first : first + ROWS_AT_ONCE])
+                blobs = (each.tobytes() for each in new.vectors)
+                database.executemany(insert, zip(blobs, new.ids, strict=True))
 
-    def _delete(self, database: Any, ids: Sequence[StoreId]) -> None:
-        statement = f"DELETE FROM {quoted(self._name)} WHERE {quoted(self._store.table.key)} = ?"
-        database.executemany(statement, [(id,) for id in ids])
-
-    def read(self, ids: Sequence[StoreId]) -> Page:
-        return self._store.fetch_from(self._new, ids)
-
-    def count(self) -> int:
-        statement = "SELECT count(*) FROM sqlite_schema WHERE name = ?"
-        with self._store.session() as database:
-            [exists] = database.execute(statement, (self._name,)).fetchone()
-        return self._store.count_rows(self._new) if exists else 0
-
-    def build_index(self) -> None:
-        """Delete rows that the application deleted meanwhile; vec0 tables have no other index."""
-        (new, key), (old, _) = self._new.ids, self._store.table.ids
-        gone = f"SELECT {key} FROM {new} EXCEPT SELECT {key} FROM {old}"
-        with self._store.session() as database:
-            self._delete(database, [id for (id,) in database.execute(gone).fetchall()])
-
-    def finish(self) -> None:
-        """Do nothing: the table is the application's."""
-
-    def abandon(self) -> None:
-        with self._store.session() as database:
-            database.execute(f"DROP TABLE IF EXISTS {quoted(self._name)}")
+    def withdraw(self) -> None:
+        with self._source.session() as database:
+            database.execute(f"DROP TABLE IF EXISTS {self._name}")
 
 
 def read_definition(name: str, text: str, columns: Sequence[str]) -> VecTable:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from app.errors import StoreChanged, StoreFull, StoreRefused, StoreUnavailable, StoreUnsupported
+from app.errors import StoreChanged, StoreUnavailable, StoreUnsupported
 from app.stores.faiss import FaissStore
 from app.stores.port import Search, StoreLocation
-from tests.disks import read_only, small_disk
 from tests.stores.cases.faiss import FaissCase, build, save
 from tests.stores.moving import NEW_DIM, OLD_DIM, TAG, every, fill_migration, rows, translate
 
@@ -101,21 +100,3 @@ def test_searches_and_torch_run_in_threads_at_once(filled):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(search, range(40)))
-
-
-def test_a_full_disk_and_a_read_only_one_keep_the_file(tmp_path):
-    with small_disk(tmp_path / "disk", 1024) as disk:
-        location = CASE.fill(disk, rows(CASE, 50))
-        before, store = CASE.path(location).read_bytes(), FaissStore(location)
-        with read_only(disk), pytest.raises(StoreRefused):
-            store.migration(TAG, NEW_DIM).prepare()
-        migration = store.migration(TAG, 3072)
-        migration.prepare()
-        wide = np.random.default_rng(0).normal(size=(50, 3072)).astype(np.float32)
-        migration.write(list(range(50)), wide)
-        with pytest.raises(StoreFull):
-            migration.build_index()
-        assert not any("half" in name for name in names(disk))
-        assert CASE.path(location).read_bytes() == before
-        migration.abandon()
-        assert names(disk) == {"items.faiss", "items.json"}

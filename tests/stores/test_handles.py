@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import StoreChanged, StoreUnavailable
-from app.stores.handles import StoreAddress, StoreHandles
+from app.errors import AddressNotListed, StoreChanged, StoreUnavailable
+from app.stores.handles import StoreAddress, StoreHandles, find_address
 from app.stores.hidden_urls import ConnectorFault
 from app.stores.port import Store, StoreLocation
 from app.stores.registry import CONNECTORS
@@ -116,3 +116,18 @@ def test_the_import_of_a_connector_takes_nothing_from_the_time_of_a_store(
     monkeypatch.delitem(sys.modules, "slow_connector")
     assert handles.wait(Row("slower", "main"), lambda store: 1, within_s=1) == 1
     handles.close()
+
+
+LISTED = {"main": StoreAddress("/srv/stores", frozenset({"p"})), "open": StoreAddress("/srv")}
+
+
+def test_an_address_is_found_by_its_projects_and_a_url_is_not_repeated() -> None:
+    assert find_address(LISTED, "main", "p").url == "/srv/stores"
+    assert find_address(LISTED, "open", "default").url == "/srv"
+    for name, project in (("main", "other"), ("open", "shop")):
+        with pytest.raises(AddressNotListed, match=f"named '{name}' for this project"):
+            find_address(LISTED, name, project)
+    for sent in ("postgresql://u:correct-horse@h/x", "u:correct-horse@h"):
+        with pytest.raises(AddressNotListed, match="no store address of that name") as caught:
+            find_address(LISTED, sent, "p")
+        assert "correct-horse" not in caught.value.detail

@@ -12,15 +12,12 @@ import pytest
 from app.errors import (
     InvalidFilter,
     StoreChanged,
-    StoreFull,
-    StoreRefused,
     StoreUnavailable,
     StoreUnsupported,
 )
 from app.stores.common import fault_of
 from app.stores.port import Search, StoreLocation
 from app.stores.sqlite_vec import SqliteVecStore
-from tests.disks import read_only, small_disk
 from tests.stores.cases.sqlite_vec import SqliteVecCase, connect
 from tests.stores.moving import NEW_DIM, OLD_DIM, TAG, fill_migration, rows, translate
 
@@ -114,17 +111,3 @@ def test_missing_files_and_tables_are_named(filled, tmp_path):
     with pytest.raises(StoreChanged, match="no such table"):
         SqliteVecStore(replace(location, text_field="notes.text")).texts([1])
     assert "write lock of the file" in fault_of("SQLite", "database is locked").detail
-
-
-def test_a_full_disk_and_a_read_only_one_keep_the_table(tmp_path):
-    with small_disk(tmp_path / "disk", 2 * 1024) as disk:
-        location = CASE.fill(disk, rows(CASE, 50))
-        store = SqliteVecStore(location)
-        with read_only(disk), pytest.raises(StoreRefused):
-            store.migration(TAG, NEW_DIM).prepare()
-        migration = store.migration(TAG, 4096)
-        migration.prepare()
-        wide = np.random.default_rng(0).normal(size=(50, 4096)).astype(np.float32)
-        with pytest.raises((StoreFull, StoreUnavailable)):  # sqlite-vec hides the reason
-            migration.write(list(range(50)), wide)
-        assert len(CASE.read(location)) == 50

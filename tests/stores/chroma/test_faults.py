@@ -7,24 +7,20 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 from chromadb.errors import InternalError
 
 from app.errors import (
     InvalidFilter,
     StoreChanged,
-    StoreFull,
-    StoreRefused,
     StoreUnavailable,
     StoreUnsupported,
 )
 from app.stores.chroma import ChromaStore, connection
 from app.stores.port import Search, StoreLocation
-from tests.disks import read_only, small_disk
 from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase, open_client
 from tests.stores.cases.chroma_server import ChromaServer
-from tests.stores.moving import NEW_DIM, TAG, rows
+from tests.stores.moving import rows
 from tests.waiting import Stopwatch, until
 
 
@@ -125,28 +121,3 @@ def test_filters(folder):
     for wrong in ({"$bad": 1}, {"number": {"$between": 3}}, "text"):
         with pytest.raises(InvalidFilter):
             store.search(Search(query, 3, filter=wrong))
-
-
-def test_a_full_disk_stops_a_write_and_keeps_the_collection(tmp_path):
-    case = ChromaFolderCase()
-    with small_disk(tmp_path / "disk", 4 * 1024) as disk:
-        location = case.fill(disk, rows(case, 50))
-        store = ChromaStore(location)
-        migration = store.migration(TAG, 32768)
-        migration.prepare()
-        wide = np.random.default_rng(0).normal(size=(50, 32768)).astype(np.float32)
-        with pytest.raises(StoreFull):
-            migration.write(case.ids(*range(50)), wide)
-        assert store.facts().rows == 50
-        store.close()
-
-
-def test_a_read_only_folder_refuses_writes(tmp_path):
-    case = ChromaFolderCase()
-    with small_disk(tmp_path / "disk", 8 * 1024) as disk:
-        location = case.fill(disk, rows(case, 50))
-        with read_only(disk):
-            store = ChromaStore(location)
-            with pytest.raises(StoreRefused):
-                store.migration(TAG, NEW_DIM).prepare()
-            store.close()

@@ -71,33 +71,6 @@ def test_metadata_documents_and_settings_move_along(folder):
         assert [each.name for each in client.list_collections()] == [location.collection]
 
 
-def test_writes_by_an_old_handle_during_the_renames_arrive(folder):
-    """A client that holds the collection writes to it while the last differences are copied."""
-    case, location, store = folder
-    migration = store.migration(TAG, NEW_DIM)
-    fill_migration(store, migration)
-    late = rows(case, 1, 80)
-    with open_client(location.url) as client:
-        handle = client.get_collection(location.collection, embedding_function=None)
-        swap = store.swap
-
-        def swap_after_writes(sides, visible):
-            handle.upsert(
-                ids=["80", "3"],
-                embeddings=np.concatenate([late.vectors, late.vectors]),
-                documents=["item 80 é", "item 80 é"],
-                metadatas=[{"json": '{"text": "item 80 é"}'}] * 2,
-            )
-            return swap(sides, visible)
-
-        store.swap = swap_after_writes
-        migration.cutover(translate)
-    found = case.read(location)
-    assert set(found) == set(case.ids(*range(50), 80))
-    for each in ("80", "3"):
-        assert np.allclose(found[each][0], translate(None, late.vectors)[0], atol=1e-3)
-
-
 @pytest.mark.parametrize("next_call", ["cutover", "rollback", "abandon"])
 def test_a_crash_between_the_renames_is_completed(folder, next_call):
     case, location, store = folder

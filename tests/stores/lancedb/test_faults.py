@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import lancedb
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -13,14 +12,11 @@ from app.errors import (
     InvalidFilter,
     InvalidOption,
     StoreChanged,
-    StoreFull,
-    StoreRefused,
     StoreUnavailable,
     StoreUnsupported,
 )
 from app.stores.lancedb import LancedbStore
 from app.stores.port import Search, StoreLocation
-from tests.disks import read_only, small_disk
 from tests.stores.cases.lancedb import LancedbCase, open_table
 from tests.stores.moving import NEW_DIM, TAG, rows
 
@@ -95,18 +91,3 @@ def test_filters_and_options(filled):
     assert LancedbStore(near).facts().metric == "cosine"
     plain = StoreLocation("lancedb", location.url, "plain")
     assert LancedbStore(plain).facts().metric == "euclidean"
-
-
-def test_a_full_disk_and_a_read_only_one_keep_the_table(tmp_path):
-    with small_disk(tmp_path / "disk", 2 * 1024) as disk:
-        location = CASE.fill(disk, rows(CASE, 50))
-        store = LancedbStore(location)
-        with read_only(disk), pytest.raises(StoreRefused):
-            store.migration(TAG, NEW_DIM).prepare()
-        migration = store.migration(TAG, 16384)
-        migration.prepare()
-        wide = np.random.default_rng(0).normal(size=(50, 16384)).astype(np.float32)
-        with pytest.raises(StoreFull):
-            migration.write(list(range(50)), wide)
-        assert len(CASE.read(location)) == 50
-        store.close()

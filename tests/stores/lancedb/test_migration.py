@@ -85,7 +85,6 @@ def test_payloads_hold_no_vectors_and_abandon_needs_neither_the_old_column_nor_t
     open_table(location).drop_columns(["vector"])
     migration.abandon()
     assert open_table(location).schema.names == others
-    database.create_table(f"items_anchorage_{TAG}", as_table(some))
     database.drop_table("items")
     migration.abandon()
     assert database.list_tables().tables == []

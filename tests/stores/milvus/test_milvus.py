@@ -29,7 +29,6 @@ from tests.stores.cases.milvus_server import server_folder, shared_server
 from tests.stores.moving import (
     NEW_DIM,
     OLD_DIM,
-    OTHER_TAG,
     TAG,
     every,
     fill_migration,
@@ -181,21 +180,8 @@ def test_filters(filled) -> None:
         with pytest.raises(InvalidFilter) as caught:
             filled.search(Search(query, 3, filter=wrong))
         assert len(str(caught.value)) < 500
-    name = filled.location.collection
-    with pytest.raises(InvalidFilter):  # a fault whose message says nothing about the filter
-        filled._call("query", name, "number < 5", filtered=True, limit=-1)
-    with pytest.raises(StoreUnavailable):
-        filled._call("query", name, "number < 5", limit=-1)
     with pytest.raises(StoreUnsupported, match="exact"):
         filled.search(Search(query, 3, exact=True))
-
-
-def test_a_sample_beyond_what_a_read_may_skip(filled, monkeypatch) -> None:
-    monkeypatch.setattr(milvus, "MAX_OFFSET", 3)
-    page = filled.sample(20, seed=3)
-    assert len(set(page.ids)) == 20
-    assert np.allclose(page.vectors, rows(CASE, 50).vectors[page.ids], atol=1e-6)
-    assert sorted(filled.sample(99).ids) == list(range(50))
 
 
 def test_repeated_ids_do_not_end_a_scan(moving, client) -> None:
@@ -271,24 +257,6 @@ def test_a_crash_while_the_copy_is_made_or_dropped(moving, client) -> None:
     again.abandon()
     assert not client.has_collection(f"{name}_{TAG}")
     assert store.facts().rows == 20
-
-
-def test_a_copy_without_its_mark_is_dropped_beside_another_migration(moving, client) -> None:
-    _, store, migration = moving
-    migration.prepare()
-    name = store.find_sides().old.name
-    client.drop_alias(f"anchorage_{TAG}_{name}")
-    other = store.migration(OTHER_TAG, NEW_DIM)
-    fill_migration(store, other)
-    migration.abandon()
-    assert not client.has_collection(f"{name}_{TAG}")
-    other.cutover(translate)
-    other.finish()
-    last = store.migration(TAG, OLD_DIM)
-    last.prepare()
-    last.cutover(translate_back)
-    other.abandon()  # again, by somebody who missed its end: the source of the last one stays
-    assert client.has_collection(f"{name}_{OTHER_TAG}")
 
 
 def test_a_collection_that_clients_still_use_by_another_alias_is_kept(moving, client) -> None:
