@@ -105,12 +105,6 @@ class LancedbStore(Store):
     capabilities = Capabilities(filters=True)
 
     def __init__(self, location: StoreLocation) -> None:
-        if location.url.startswith("db://"):
-            raise StoreUnsupported(
-                "LanceDB Cloud is not supported, because it does not offer commits of columns. "
-                "Use the address of a folder or of an object store.",
-                field="address",
-            )
         self.location = location
         self.folder = Path(location.url.removeprefix("file://"))
         self.in_object_store = "://" in location.url.removeprefix("file://")
@@ -124,8 +118,12 @@ class LancedbStore(Store):
         """The database, opened when it is first used."""
         with faults():
             if self._database is None:
-                if not self.in_object_store and not self.folder.is_dir():
-                    raise StoreUnavailable("The folder of the address does not exist.")
+                is_cloud = self.location.url.startswith("db://")
+                if is_cloud or not (self.in_object_store or self.folder.is_dir()):
+                    raise StoreUnavailable(
+                        "The address is neither a folder nor an object store. LanceDB Cloud is not "
+                        "supported."
+                    )
                 # Every read sees the latest version, as another process may have written it.
                 url, latest = self.location.url, timedelta(0)
                 self._database = lancedb.connect(url, read_consistency_interval=latest)

@@ -128,11 +128,6 @@ async def look_at_store(services: Services, project: str, name: str) -> StoreRep
     return await to_thread.run_sync(_report, services, row, found)
 
 
-def examine_store(services: Services, row: tables.StoreRow) -> StoreReport:
-    """Do the same in this thread. Raises the errors of `call_row`."""
-    return _report(services, row, call_row(services, row, _read))
-
-
 def _read(store: Store, *, texts: bool = False) -> _StoreContents:
     """Read a store. Raises StoreUnsupported if `texts` are required, and none is found."""
     facts, sample = store.facts(), store.sample(CHECKED_ROWS)

@@ -72,7 +72,7 @@ def test_a_second_column_of_vectors_changes_nothing(
     else:
         with psycopg.connect(location.url, autocommit=True) as connection:
             connection.execute(f"ALTER TABLE {location.collection} ADD COLUMN second vector(3)")
-    assert stores.examine_store(services, row).facts.rows == ROWS
+    assert stores.call_row(services, row, lambda store: store.facts()).rows == ROWS
     case.remove(location)
 
 
