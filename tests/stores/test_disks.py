@@ -18,7 +18,7 @@ from tests.stores.cases.faiss import FaissCase
 from tests.stores.cases.lancedb import LancedbCase
 from tests.stores.cases.qdrant import LocalQdrantCase
 from tests.stores.cases.sqlite_vec import SqliteVecCase
-from tests.stores.moving import NEW_DIM, TAG, rows
+from tests.stores.moving import TAG, rows
 
 #: each with the size of the disk in KiB and dimensions of 50 vectors that do not fit
 DISKS = [
@@ -41,14 +41,7 @@ def test_a_full_disk_and_a_read_only_one_keep_the_rows(
 ) -> None:
     with small_disk(tmp_path / "disk", size) as disk:
         location = case.fill(disk, rows(case, 50))
-        before = case.read(location)
-        open_store(location).close()
-        with read_only(disk):
-            store = open_store(location)
-            with pytest.raises(StoreRefused):
-                store.migration(TAG, NEW_DIM).prepare()
-            store.close()
-        store = open_store(location)
+        before, store = case.read(location), open_store(location)
         migration = store.migration(TAG, dim)
         migration.prepare()
         wide = np.random.default_rng(0).normal(size=(50, dim)).astype(np.float32)
@@ -58,3 +51,8 @@ def test_a_full_disk_and_a_read_only_one_keep_the_rows(
         assert set(after) == set(before)
         assert all(np.allclose(after[id][0], before[id][0], atol=1e-6) for id in before)
         store.close()
+        with read_only(disk):
+            store = open_store(location)
+            with pytest.raises(StoreRefused):
+                store.migration(TAG, dim).write(case.ids(0), wide[:1], replace=True)
+            store.close()
