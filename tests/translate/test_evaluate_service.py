@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.anchors import service as anchor_sets
+from app.encoders import service as encoders
 from app.ops import retention
 from app.search.evaluate import evaluate_later
 from app.translate import evaluate as evaluation
@@ -13,6 +14,7 @@ from tests.helpers import (
     CONTEXT,
     PROJECT,
     age,
+    create_encoder,
     run,
     some,
 )
@@ -51,6 +53,22 @@ def test_a_set_that_was_deleted_meanwhile_fails_the_job_with_a_reason(stocked_se
         "anchor-set-not-found",
         "anchor_set",
     )
+
+
+def test_an_encoder_that_was_made_anew_with_another_dimension_fails_the_job_with_a_reason(
+    stocked_services, queued
+):
+    job, _ = queued
+    anchor_sets.delete_anchor_set(stocked_services, CONTEXT, "s")
+    encoders.delete_encoder(stocked_services, CONTEXT, "b")
+    create_encoder(stocked_services, "b", 4)
+    anchor_sets.create_anchor_set(
+        stocked_services, CONTEXT, name="s", embeddings={"a": some(12, 3), "b": some(12, 4)}
+    )
+    row = run(stocked_services, job)
+    # both have its dimension, and a file of tensors has no order
+    assert row.error["field"] in ("native", "corpus")
+    assert (row.state, row.error["code"]) == ("failed", "dimension-mismatch")
 
 
 def test_the_cost_that_decides_is_that_of_the_cosines_that_are_computed(stocked_services, queued):

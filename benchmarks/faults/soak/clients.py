@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from anchorage_client.vectors import from_json, to_json
+from app.db.name_cache import MEMORY_S
 from benchmarks.faults.deployment import dice
 from benchmarks.faults.truth import ALLOWED, DIMS, PROBES, Anchors, deviation, growth, items
 
@@ -29,8 +30,9 @@ ANSWER_S = 60
 #: contents come from this number of seeds, so that the right answers are computed once
 CONTENTS = 12
 
-#: how long after the answer to its deletion a set may still be used, as the documentation says
-STALE_S = 0.0
+#: how long after the answer to its deletion another process may still use a set, as
+#: docs/explanation/architecture.md says
+STALE_S = MEMORY_S
 
 
 @dataclass(eq=False)
