@@ -30,9 +30,9 @@ def test_every_file_of_the_product_is_in_a_room() -> None:
     ("folders", "most"),
     [
         # the budgets are 44,000, 32,000 and 11,000 once `OVER` is empty
-        (("app", "workers"), 47_600),
-        (("tests", "clients/python/tests"), 42_800),
-        (("benchmarks", "research"), 11_162),
+        (("app", "workers"), 44_100),
+        (("tests", "clients/python/tests"), 37_600),
+        (("benchmarks", "research"), 11_110),
     ],
 )
 def test_the_code_has_no_more_lines_than_its_budget(folders: tuple[str, ...], most: int) -> None:

@@ -60,7 +60,8 @@ def test_a_terminated_server_ends_its_streams_and_traces_hands_its_job_back_and_
     process, collector, endless_bootstrap: dict[str, Any]
 ) -> None:
     url, posted = collector
-    server = process().start(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": url}).ready()
+    traces = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    server = process().start(environment=traces).ready()
     with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         for name, dim in (("first", 8), ("second", 6)):
             assert http.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
