@@ -33,7 +33,7 @@ SHAPES := --jaxtyping-packages=app.maths,app.heads,beartype.beartype
 
 # Four processes for two cores: tests of the maths compute while others wait for their servers. More
 # would cost more: each imports all tests first. tests/conftest.py says which tests stay together.
-test: $(INSTALLED) ## run all tests that CI runs (about eleven minutes on two cores)
+test: $(INSTALLED) ## run all tests that CI runs (about seven minutes on two cores)
 	$(PYTEST) -n 4 -m "not long"
 
 test-fast: $(INSTALLED) ## run the tests of the maths and of the services, without bootstraps (a minute)
