@@ -23,7 +23,7 @@ from torch import Tensor
 
 from app.device_failures import is_device_failure
 from app.encoders.models.base import EncoderModel, Item
-from app.errors import AnchorageError, EncoderFailed, TooMuchAtOnce
+from app.errors import AnchorageError, EncoderChanged, EncoderFailed, TooMuchAtOnce
 from app.lanes import use_threads
 from app.ops import metrics
 
@@ -268,10 +268,10 @@ def _run(batch: list[BatchEntry]) -> AnchorageError | None:
     try:
         vectors = _compute(batch)
     except AnchorageError as error:
-        # Each part would fail in the same way after the endpoint's whole timeout.
-        is_unreachable = batch[0][0].model.endpoint and isinstance(error, EncoderFailed)
+        # Each part would fail in the same way, perhaps after the endpoint's whole timeout.
+        is_same = batch[0][0].model.endpoint and isinstance(error, (EncoderChanged, EncoderFailed))
         for task, rows in parts.items():
-            if len(parts) == 1 or is_unreachable:
+            if len(parts) == 1 or is_same:
                 own = copy(error)  # because each request names its own field in it
                 own.__cause__ = error.__cause__
                 task.fail(own)

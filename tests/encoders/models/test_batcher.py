@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.encoders.models.batcher import Batcher
-from app.errors import EncoderFailed, InvalidInput, TooMuchAtOnce
+from app.errors import EncoderChanged, EncoderFailed, InvalidInput, TooMuchAtOnce
 from tests.encoders.models.squares import (
     LONG_S,
     Failing,
@@ -239,11 +239,12 @@ def test_rows_delivered_twice_do_not_complete_a_task():
         torch.testing.assert_close(result(work), squares([10 * o + n for n in range(4)]))
 
 
-def test_a_failing_endpoint_gets_one_request_for_all_tasks():
+@pytest.mark.parametrize("kind", [EncoderFailed, EncoderChanged])
+def test_a_failing_endpoint_gets_one_request_for_all_tasks(kind):
     model = Failing(endpoint="http://away")
-    works = run_together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
+    works = run_together(*((model, [item(kind("away"))], f"owner {n}") for n in range(5)))
     errors = [work.future.exception(0) for work in works]
-    assert {type(error) for error in errors} == {EncoderFailed}
+    assert {type(error) for error in errors} == {kind}
     assert len({id(error) for error in errors}) == 5  # each names its own field later
     assert len(model.batches) == 1
 

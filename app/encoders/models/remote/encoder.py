@@ -20,7 +20,7 @@ from app.encoders.models.options import RemoteOptions
 from app.encoders.models.remote.answers import ENDPOINT_MAX_DIM, read_answer
 from app.encoders.models.remote.endpoint import Endpoint
 from app.encoders.models.remote.options import read_remote_options
-from app.errors import EncoderFailed, EncoderUnavailable, InvalidInput
+from app.errors import EncoderChanged, EncoderFailed, EncoderUnavailable, InvalidInput
 from app.types import InputRole, Modality
 
 #: largest difference from 1 of a norm that counts as unit length
@@ -61,9 +61,7 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder
 
 
 def _probe(endpoint: Endpoint) -> tuple[Tensor, str | None]:
-    """Return the answer to one short text. An endpoint that rejects base64 gets requests for lists
-    of numbers from then on.
-    """
+    """Return the answer to one short text. Where base64 is rejected, ask for lists from then on."""
 
     def ask() -> tuple[Tensor, str | None]:
         return read_answer(endpoint.embed(["anchor"], ENDPOINT_MAX_DIM, lambda: False), 1)
@@ -104,15 +102,16 @@ class RemoteEncoder:
     def run(self, items: Sequence[Item], is_abandoned: Callable[[], bool]) -> Tensor:
         """Return the endpoint's vectors (n, dim).
 
-        Raises EncoderFailed, EncoderUnavailable, and InvalidInput for inputs that the endpoint
-        rejects.
+        Raises EncoderChanged, EncoderFailed, EncoderUnavailable, and InvalidInput for inputs that
+        the endpoint rejects.
         """
         body = self._endpoint.embed([item.features for item in items], self.dim, is_abandoned)
         vectors, name = read_answer(body, len(items))
         # Vectors of another model would silently spoil every translator of this encoder.
         if (vectors.shape[1], name) != (self.dim, self._name):
-            raise EncoderFailed(
+            raise EncoderChanged(
                 "The endpoint now answers with another model than when this encoder was loaded. "
-                "Register the new model as another encoder."
+                "Restore the old model there, or register the new one as another encoder.",
+                field="encoder",
             )
         return torch.nn.functional.normalize(vectors) if self._normalise else vectors

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from app.errors import EncoderFailed, EncoderUnavailable
+from app.errors import EncoderChanged, EncoderUnavailable
 from app.types import InputRole, Modality
 from tests.encoders.models.remote.endpoints import (
     DIM,
@@ -98,8 +98,9 @@ def test_the_revision_comes_from_the_endpoint(endpoint, model, revision):
     assert (identity.pooling, identity.dtype) == (None, None)
 
 
-def test_another_model_at_the_endpoint_is_an_error(endpoint):
+def test_another_model_at_the_endpoint_is_a_change_that_no_retry_mends(endpoint):
     model = load(endpoint.url)
     endpoint.model = "truth-2026-02"
-    with pytest.raises(EncoderFailed, match="another model"):
+    with pytest.raises(EncoderChanged, match="another model") as caught:
         embed(model, TEXTS)
+    assert caught.value.field == "encoder"
