@@ -80,8 +80,7 @@ class Embeddings(BaseModel):
     model: str = Field(description="The model of the request.")
     usage: Usage = Field(description="Tokens that the model read.")
     truncated: list[int] = Field(
-        [],
-        description="Indices of inputs that were cut, from 0. Absent if none were.",
+        [], description="Indices of inputs that were cut, from 0. Absent if none were."
     )
 
 

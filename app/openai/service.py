@@ -41,7 +41,7 @@ from app.request_context import RequestContext
 from app.search import native_vectors
 from app.translate import fit as translators
 from app.translate.fit import FitRequest
-from app.translate.service import Translation, apply_map
+from app.translate.service import Translation, prepare_map
 from app.translate.warnings import AnswerWarning, warnings_about_change
 from app.types import EncoderKind, InputRole
 
@@ -74,9 +74,8 @@ def find_model(services: Services, project: str, name: str) -> Model:
         if re.fullmatch(_NAME, name):
             with services.db.transaction() as session:
                 alias = queries.alias(session, project, name)
-        if alias is None:
-            return _read_id(services, project, name)
-        return replace(_read_id(services, project, alias.model), created_at=alias.created_at)
+        found = _read_id(services, project, name if alias is None else alias.model)
+        return found if alias is None else replace(found, created_at=alias.created_at)
 
     return services.names.find_or(NameKey(project, "model", (name,)), look_up)
 
@@ -135,18 +134,20 @@ def embed(
 ) -> tuple[EncodedVectors, Sequence[AnswerWarning]]:
     """Return the inputs' vectors by the request's model, and warnings about it.
 
-    Raises what `find_model`, `encode` and `apply_map` raise, TokensNotRead, InvalidRequest,
+    Raises what `find_model`, `encode` and `prepare_map` raise, TokensNotRead, InvalidRequest,
     InvalidOption, and InputTooLong where the request does not let inputs be cut.
     """
     inputs = _read_inputs(request.input)
     model = find_model(services, context.project, request.model)
-    own, target = model.encoder, model.target
-    dim = own.dim if target is None else target.encoder.dim
+    own, dim, pair = model.encoder, model.encoder.dim, None
+    if model.fit is not None:  # one look-up: the set may be made anew under its name meanwhile
+        pair = translators.resolve(services, model.fit.pair_name(context.project))
+        own, dim = pair.both[0].encoder, pair.both[1].encoder.dim
     asked = dim if request.dimensions is None else request.dimensions
-    if not (1 if target is None else dim) <= asked <= dim:
+    if not (1 if pair is None else dim) <= asked <= dim:
         raise InvalidOption(
             f"Model {request.model!r} has {dim} dimensions. Send "
-            f"{f'1 to {dim}' if target is None else dim}, or remove `dimensions`.",
+            f"{f'1 to {dim}' if pair is None else dim}, or remove `dimensions`.",
             field="dimensions",
         )
     incoming.reserve_answer(services, context, "input", len(inputs), dim=dim)
@@ -158,12 +159,12 @@ def embed(
             field="input",
             rows=made.truncated,
         )
-    warnings: Sequence[AnswerWarning] = warnings_about_change(own)
-    vectors = made.vectors
+    vectors, warnings = made.vectors, warnings_about_change(own)
     if model.fit is not None:
-        translated = apply_map(services, context, Translation(model.fit), vectors=vectors)
-        warnings = [*translated.served.warnings, *warnings]
-        vectors = translated.output.vectors
+        served = prepare_map(services, context, Translation(model.fit), pair)
+        warnings = [*served.warnings, *warnings]
+        with blaming("input"):
+            vectors = served.start(services, vectors).result().vectors
     elif asked < dim:
         # Models that were trained for it (Matryoshka) lose little; others lose more.
         vectors = vectors[:, :asked]

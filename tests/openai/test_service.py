@@ -9,6 +9,7 @@ import pytest
 from app.access import queries as access
 from app.anchors import service as anchor_sets
 from app.db import resources, tables
+from app.encoders import encoding
 from app.encoders import service as encoders
 from app.errors import (
     AliasNotFound,
@@ -21,7 +22,9 @@ from app.errors import (
     NotFound,
 )
 from app.openai import queries, service
+from app.openai.schemas import EmbeddingsRequest
 from app.request_context import RequestContext
+from app.translate import fit as translators
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, create_encoder, some
 
 OTHERS = RequestContext("somebody else's")
@@ -99,6 +102,25 @@ def test_a_model_that_no_request_could_name_is_refused(named, model, error):
         put(named, "x", model)
     assert caught.value.field == "model"
     assert resolved(named, "x") is None
+
+
+def test_a_translation_keeps_its_pair_and_reserves_its_answer_once(named, monkeypatch):
+    """The names may stand for other spaces once the inputs are encoded."""
+    reserved = []
+    monkeypatch.setattr(
+        service.incoming, "reserve_answer", lambda *_, dim, **__: reserved.append(dim)
+    )
+
+    def encode(services, context, encoder, inputs, **_):
+        assert encoder.name == "m"
+        monkeypatch.setattr(translators, "resolve", None)
+        return encoding.EncodedVectors(some(len(inputs), 4))
+
+    monkeypatch.setattr(encoding, "encode", encode)
+    request = EmbeddingsRequest(model="m->b@s", input=["x", "y"])
+    made, _ = service.embed(named, CONTEXT, request)
+    assert made.vectors.shape == (2, 2)
+    assert reserved == [2]
 
 
 def test_a_repointed_alias_keeps_its_row_and_lets_go_of_its_old_model(named):
