@@ -64,8 +64,7 @@ def create_embeddings(
     if made.truncated:
         answer["truncated"] = made.truncated
     response = answers.respond_json(answer)
-    about = {"warnings": warning_members(warnings)}
-    response.headers.update(answers.describe_in_headers(about))
+    response.headers.update(answers.describe_in_headers({"warnings": warning_members(warnings)}))
     return response
 
 
@@ -100,20 +99,21 @@ def get_model(
     "/v1/rerank",
     tags=["OpenAI"],
     summary="Order documents by an encoder",
-    responses=documented_as_openai(400, 404, 413, 415, 422),
-    response_model_exclude_unset=True,
+    responses={200: {"model": RerankAnswer}, **documented_as_openai(400, 404, 413, 415, 422)},
+    response_model=None,
 )
-@router.post("/v2/rerank", include_in_schema=False, response_model_exclude_unset=True)
+@router.post("/v2/rerank", include_in_schema=False, response_model=None)
 def rerank(
     context: ReadContext,
     body: Annotated[RerankRequest, json_body(RerankRequest)],
     services: Svc,
-) -> RerankAnswer:
+) -> Response:
     """Orders documents by the cosine of their vectors and the query's, as rerankers answer.
 
     Vectors of documents are stored, so that a document is embedded once.
     """
-    return service.rerank(services, context, body)
+    answer = service.rerank(services, context, body)  # written here, not on the event loop
+    return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
 @router.put(

@@ -30,7 +30,9 @@ def test_documents_are_ordered_by_the_encoder(encoding: Any) -> None:
         for _ in range(2):  # encoded, and then stored
             answer = encoding.http.post(path, json={**body, "max_tokens_per_doc": 500})
             assert answer.status_code == 200, answer.text
+            assert list(answer.json()) == ["id", "model", "results", "meta", "usage"]
             results = answer.json()["results"]
+            assert all(set(each) == {"index", "relevance_score"} for each in results)
             tokens.append(answer.json()["usage"]["total_tokens"])
             order = np.argsort(-scores.round(4), kind="stable")[:3]
             assert [each["index"] for each in results] == order.tolist()
