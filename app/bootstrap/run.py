@@ -111,7 +111,8 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
     arguments, context = job.arguments, RequestContext.of_job(job)
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
-    run, is_alignment = Run(services, job, progress), arguments["method"] == made_pairs.ALIGNMENT
+    method = arguments.get("method", "self-learning")  # jobs of earlier versions name none
+    run, is_alignment = Run(services, job, progress), method == made_pairs.ALIGNMENT
     if is_alignment:
         made = _align_by_seeds(run) if run.seeds else _align_by_shape(run)
     else:
@@ -127,7 +128,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         beat=run.beat,
         provenance={
             "job": job.id,
-            "method": arguments["method"],
+            "method": method,
             "seeds": len(run.seeds),
             "settings": run.settings,
             "pools": {side: len(pool) for side, pool in zip(SIDES, run.pools, strict=True)},
@@ -149,7 +150,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
 
     result = {
         "anchor_set": arguments["name"],
-        "method": arguments["method"],
+        "method": method,
         "size": len(made.source),
         **made.result,
     }
@@ -280,7 +281,7 @@ def _align_by_seeds(run: Run) -> Anchors:
         )
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(run.pools[0]), generator=generator)
-    drawn = run.pools[0][order[: run.settings["size"]].sort().values]
+    drawn = run.pools[0][order[: {**run.arguments, **run.settings}["size"]].sort().values]
     return Anchors(drawn, apply(found.translator, drawn).vectors, {"estimate": estimate})
 
 

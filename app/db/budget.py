@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from anyio import CapacityLimiter, move_on_after, to_thread
 from limits import RateLimitItemPerDay, RateLimitItemPerMinute
 from limits.storage import MemoryStorage, RedisStorage
 from limits.strategies import FixedWindowRateLimiter, RateLimiter
@@ -52,11 +53,27 @@ class Counter:
             try:
                 answer = question(self._common)
             except Exception as error:  # any server may answer at Redis's address
-                self._circuit.failed()
-                log.warning("Redis failed and is not called for %.0f s: %r", AWAY_S, error)
-            else:
-                self._circuit.worked()
-                return answer
+                return self.ask_own(question, error)
+            self._circuit.worked()
+            return answer
+        return question(self._own)
+
+    async def ask_soon(
+        self, question: Callable[[RateLimiter], Answer], threads: CapacityLimiter
+    ) -> Answer:
+        """Return the same on an event loop: a common counter has COUNT_S in all to answer."""
+        if not self.is_shared:
+            return question(self._own)
+        with move_on_after(COUNT_S):
+            return await to_thread.run_sync(
+                self.ask, question, limiter=threads, abandon_on_cancel=True
+            )
+        return self.ask_own(question, "no answer in time")
+
+    def ask_own(self, question: Callable[[RateLimiter], Answer], error: object) -> Answer:
+        """Return the answer of the own counter, which counts until Redis is asked again."""
+        self._circuit.failed()
+        log.warning("Redis failed and is not called for %.0f s: %r", AWAY_S, error)
         return question(self._own)
 
 

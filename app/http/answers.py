@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from app.http.fields import Dtype, Encoding
 from app.maths.geometry.space import refuse_overflow
 
 ANSWER_MEDIA = (media_types.JSON, media_types.NPY)
+REFUSED = re.compile(r"q=0(\.0*)?").fullmatch
 
 #: bytes of a number in npy: float16 is rounded from float32
 DTYPE_BYTES = {"float32": 4, "float16": 6}
@@ -167,7 +169,7 @@ def preferred_media(request: Request, own: str) -> str:
     accept = ", ".join(request.headers.getlist("accept"))
     for item in accept.lower().split(","):
         media, *parameters = (part.strip() for part in item.split(";"))
-        if media in (*ANSWER_MEDIA, "*/*", "application/*") and "q=0" not in parameters:
+        if media in (*ANSWER_MEDIA, "*/*", "application/*") and not any(map(REFUSED, parameters)):
             return media if media in ANSWER_MEDIA else own
     if not accept:
         return own

@@ -53,7 +53,7 @@ def read(data: bytes | memoryview, field: str = "vectors") -> Tensor:
     if rest != size:
         raise BadNpy(
             f"The npy header declares {shape[0]} x {shape[1]} numbers of {dtype.name}, which take "
-            f"{size} bytes. The body has {rest}.",
+            f"{size} bytes. The body has {max(rest, 0)}.",
             field=field,
         )
     numbers = np.frombuffer(data, dtype, offset=start.tell())

@@ -36,7 +36,7 @@ def read(request: Request, model: type[BaseModel], rows: Tensor) -> dict[str, An
         seen.add(name)
         (fields.setdefault("options", {}) if name in options else fields)[name] = value
     rows_are = "vectors"
-    if "relative" in fields:
+    if "relative" in fields and "relative" in model.model_fields:
         if fields["relative"] not in ("true", "false"):
             raise InvalidRequest(
                 "In a query string, `relative` must be true or false: it says whether the rows "

@@ -7,7 +7,7 @@ import time
 from functools import lru_cache
 
 import limits
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter
 from limits.strategies import RateLimiter, SlidingWindowCounterRateLimiter
 
 from app.db.budget import Counter
@@ -31,14 +31,10 @@ class Rates:
     async def count(self, caller: str, rate: str) -> None:
         """Counts one request. Raises RateLimited."""
 
-        def hit() -> RateLimited | None:
-            return self._counter.ask(lambda counter: _refusal(counter, caller, rate))
+        def hit(counter: RateLimiter) -> RateLimited | None:
+            return _refusal(counter, caller, rate)
 
-        refusal = (
-            await to_thread.run_sync(hit, limiter=self._threads)
-            if self._counter.is_shared
-            else hit()
-        )
+        refusal = await self._counter.ask_soon(hit, self._threads)
         if refusal is not None:
             raise refusal
 

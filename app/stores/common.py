@@ -74,7 +74,8 @@ def random_runs(total: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
     shares = np.diff(np.linspace(0, min(count, total), parts + 1).astype(int)).tolist()
     random = np.random.default_rng(seed)
     for first, end, share in zip(edges, edges[1:], shares, strict=False):
-        yield int(random.integers(first, max(first, end - share) + 1)), share
+        if share:
+            yield int(random.integers(first, max(first, end - share) + 1)), share
 
 
 def find_text(payload: Mapping[str, Any], field: str) -> str | None:

@@ -180,8 +180,8 @@ class FaissStore(Store):
     def sample(self, count: int, seed: int = 0) -> Page:
         index = self.load()
         runs = random_runs(len(index.sorted), count, seed)
-        chosen = [index.sorted[start : start + length] for start, length in runs]
-        return Page(*index.find(np.concatenate(chosen).tolist()))
+        chosen = [index.sorted[start : start + length].tolist() for start, length in runs]
+        return Page(*index.find([id for run in chosen for id in run]))
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
         return Page(*self.load().find(ids))
@@ -230,7 +230,7 @@ class SecondFile(StagedVectors):
     def publish(self, ids: Sequence[StoreId]) -> None:
         """Write the index file, whole or not at all."""
         old = self._source.load()
-        index, half = old.empty_like(self._dim), self._path.with_suffix(".half")
+        index, half = old.empty_like(self._dim), self._path.with_name(f"{self._path.name}.half")
         with store_faults(STORE, (RuntimeError,)):
             for start in range(0, len(ids), ROWS_AT_ONCE):
                 part = ids[start : start + ROWS_AT_ONCE]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -196,6 +196,8 @@ class SqliteVecStore(Store):
         """Return texts of a column, or, as `table.column`, of the table with these rowids."""
         table, (other, _, column) = self.table, field.rpartition(".")
         if other:
+            # SQLite takes an unknown name in quotes for a text
+            self._require_column(column, other)
             statement = (
                 f"SELECT rowid, {quoted(column)} FROM {quoted(other)} "
                 "WHERE rowid IN (SELECT value FROM json_each(?))"
@@ -203,9 +205,20 @@ class SqliteVecStore(Store):
             with self.session() as database:
                 found = dict(database.execute(statement, (json.dumps(list(ids)),)))
         else:
-            columns = [column] if column in table.others else []
-            found = {row[1]: row[-1] for row in self.read_ids(table, ids, columns)}
+            self._require_column(column, table.name)
+            found = {row[1]: row[2] for row in self.read_ids(table, ids, [column])}
         return [text if isinstance(text := found.get(id), str) else None for id in ids]
+
+    def _require_column(self, column: str, table: str) -> None:
+        with self.session() as database:
+            info = database.execute("SELECT name FROM pragma_table_info(?)", (table,))
+            if (column,) in list(info):
+                return
+        raise StoreUnsupported(
+            f"The file has no column `{column}` in a table `{table}`. Name the text as `column` "
+            "of the vec0 table, or as `table.column`.",
+            field="text_field",
+        )
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         table = self.table
@@ -216,7 +229,7 @@ class SqliteVecStore(Store):
                 field="k",
             )
         others = table.others if wanted.payload else []
-        names = ", ".join(map(quoted, [table.key, "distance", *others]))
+        names = ", ".join(map(quoted, [table.key, "distance", table.vector, *others]))
         statement = (
             f"SELECT {names} FROM {quoted(table.name)} WHERE {quoted(table.vector)} MATCH ? "
             "AND k = ? ORDER BY distance"
@@ -229,13 +242,17 @@ class SqliteVecStore(Store):
             payloads = [
                 # all columns that JSON can hold
                 {name: each for name, each in pairs if not isinstance(each, bytes)}
-                for pairs in (zip(others, row[2:], strict=True) for row in found)
+                for pairs in (zip(others, row[3:], strict=True) for row in found)
             ]
             hits.append(
                 Hits(
                     ids,
                     [base - float(row[1]) for row in found],
-                    self.fetch(ids).vectors if wanted.vectors else None,
+                    page_of(
+                        ids, vectors_of(row[1::-1] + row[2:3] for row in found), table.dim
+                    ).vectors
+                    if wanted.vectors
+                    else None,
                     payloads if wanted.payload else None,
                 )
             )
@@ -267,9 +284,10 @@ class SecondTable(StagedVectors):
         with self._source.session() as database:
             database.execute(f"DROP TABLE IF EXISTS {self._name}")
             database.execute(f"CREATE VIRTUAL TABLE {self._name} USING vec0({arguments})")
-            for first in range(0, len(ids), ROWS_AT_ONCE):
-                new = self.read(ids[first : first + ROWS_AT_ONCE])
-                blobs = (each.tobytes() for each in new.vectors)
+        for first in range(0, len(ids), ROWS_AT_ONCE):
+            new = self.read(ids[first : first + ROWS_AT_ONCE])
+            blobs = (each.tobytes() for each in new.vectors)
+            with self._source.session() as database:  # not longer: readers wait for its end
                 database.executemany(insert, zip(blobs, new.ids, strict=True))
 
     def withdraw(self) -> None:
@@ -303,7 +321,7 @@ def read_definition(name: str, text: str, columns: Sequence[str]) -> VecTable:
     )
 
 
-def vectors_of(rows: Sequence[tuple[Any, ...]]) -> dict[StoreId, StoreVectors]:
+def vectors_of(rows: Iterable[tuple[Any, ...]]) -> dict[StoreId, StoreVectors]:
     """Return the vectors of rows of `read`, by their ids."""
     return {id: np.frombuffer(blob, "<f4") for _, id, blob in rows}
 

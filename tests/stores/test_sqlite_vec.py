@@ -108,6 +108,8 @@ def test_missing_files_and_tables_are_named(filled, tmp_path):
     (tmp_path / "text.db").write_text("no database " * 100)
     with pytest.raises(StoreUnavailable, match="not a database"):
         SqliteVecStore(StoreLocation("sqlite-vec", str(tmp_path / "text.db"), "items")).facts()
-    with pytest.raises(StoreChanged, match="no such table"):
-        SqliteVecStore(replace(location, text_field="notes.text")).texts([1])
+    for field in ("notes.text", "boddy"):  # SQLite would take an unknown column for a text
+        with pytest.raises(StoreUnsupported, match="no column") as error:
+            SqliteVecStore(replace(location, text_field=field)).texts([1])
+        assert error.value.field == "text_field"
     assert "write lock of the file" in fault_of("SQLite", "database is locked").detail

@@ -77,7 +77,9 @@ class LimitedClient(Client):
 
 def faults() -> AbstractContextManager[None]:
     """Return a block that raises faults of Chroma as errors of this project."""
-    return store_faults(STORE, (errors.ChromaError, httpx.HTTPError, *ODD_VALUES), translate_fault)
+    # a RuntimeError is that of a client that was closed meanwhile
+    kinds = (errors.ChromaError, httpx.HTTPError, RuntimeError, *ODD_VALUES)
+    return store_faults(STORE, kinds, translate_fault)
 
 
 def connect(url: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from app.errors import StoreChanged, StoreUnsupported
+from app.stores.answers import read_parts
 from app.stores.chroma.connection import connect, faults
 from app.stores.common import SharedClient, as_json, did_you_mean, random_runs, row_number
 from app.stores.port import (
@@ -224,9 +225,14 @@ class ChromaStore(PairedStore):
         place = self.find_sides().old
         rows: dict[StoreId, StoredRow] = {}
         for start, length in random_runs(self.count_rows(place), count, seed):
-            with faults():
-                found = _get(place, True, False, offset=start, limit=length)
-            rows |= {row.id: row for row in found}
+
+            def read(first: int, rows: int, start: int = start) -> list[StoredRow]:
+                with faults():
+                    return _get(place, True, False, offset=start + first, limit=rows)
+
+            step = self.rows_a_call(place, whole=True)
+            for found in read_parts(length, step, read, lambda _: None):
+                rows |= {row.id: row for row in found}
         return self._page(place, list(rows.values()), None)
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:

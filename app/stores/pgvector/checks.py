@@ -10,7 +10,7 @@ from app.stores.pgvector.tables import PgLayout, index_metric
 from app.stores.port import StoreLocation, StoreNote
 
 #: code and text of each obstacle; parameters: oid and column of the vectors. A second table takes
-#: over what attachments.py and indexes.py name. Whatever else depends on the table is an obstacle
+#: over what second_table.py names. Whatever else depends on the table is an obstacle
 _OBSTACLES: LiteralString = """
 WITH t AS (SELECT c.*, a.attnum, a.atttypid, y.typarray FROM pg_class c
   JOIN pg_type y ON y.oid = c.reltype
@@ -39,6 +39,7 @@ SELECT code, detail FROM t, LATERAL (VALUES
     'again after the migration.'),
   ('details', EXISTS (SELECT FROM pg_attribute a WHERE (a.attrelid = t.oid
       OR a.attrelid IN (SELECT indexrelid FROM pg_index WHERE indrelid = t.oid))
+      AND a.attnum > 0 AND NOT a.attisdropped
       AND (coalesce(a.attstattarget, -1) >= 0 OR a.attoptions IS NOT NULL))
     OR EXISTS (SELECT FROM pg_description d WHERE (d.classoid, d.objoid) IN (
       SELECT 'pg_class'::regclass::oid, indexrelid FROM pg_index WHERE indrelid = t.oid

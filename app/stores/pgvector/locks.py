@@ -82,7 +82,11 @@ def lock_all(connection: StoreConnection, locks: Sequence[str]) -> None:
     """Execute these statements as one, which ends before deadlock_timeout does."""
     within_ms = int(LOCKING_SHARE * _deadlock_timeout_ms(connection))
     connection.execute(f"SET LOCAL statement_timeout = {within_ms}")
-    connection.run("DO {}", sql.Literal(f"BEGIN {' '.join(f'{each};' for each in locks)} END"))
+    statement = sql.Literal(f"BEGIN {' '.join(f'{each};' for each in locks)} END")
+    try:
+        connection.run("DO {}", statement)
+    except psycopg.errors.QueryCanceled as error:
+        raise psycopg.errors.LockNotAvailable from error
     connection.execute(f"SET LOCAL statement_timeout = '{SHORT_STATEMENT_S}s'")
 
 
@@ -111,11 +115,7 @@ def run_locked(
                     if result is False:
                         raise psycopg.Rollback(whole)
                 return result, max(longest, time.monotonic() - began)
-            except (
-                psycopg.errors.LockNotAvailable,
-                psycopg.errors.DeadlockDetected,
-                psycopg.errors.QueryCanceled,
-            ):
+            except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
                 longest = max(longest, time.monotonic() - began)
                 if time.monotonic() > until:
                     error = StoreUnavailable(

@@ -274,7 +274,7 @@ class PgMigration(Migration):
         while time.monotonic() < until:
             changes = self.changes(CAPTURED_ROWS)
             self.apply(changes, translate(changes.ids, changes.vectors))
-            if len(changes.token) <= CAPTURED_ROWS // 2:
+            if len(changes.token) <= CAPTURED_ROWS // 10:
                 return
 
     def _exchange(

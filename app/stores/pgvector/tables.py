@@ -307,7 +307,9 @@ def states_of(connection: StoreConnection, schema: str) -> list[tuple[str, PgSta
     states = []
     for owner, text in connection.execute(_STATES, [schema]).fetchall():
         with suppress(ValueError, TypeError, KeyError):  # somebody else's comment
-            states.append((owner, PgState(**json.loads(text or "")["state"])))
+            state = json.loads(text or "")["state"]  # of earlier versions, with further members
+            known = {name: state[name] for name in PgState.__dataclass_fields__ if name in state}
+            states.append((owner, PgState(**known)))
     return states
 
 
