@@ -196,10 +196,9 @@ def _stores(services: Services) -> str:
 
     with services.db.transaction() as session:
         rows = session.scalars(select(StoreRow).order_by(StoreRow.name)).all()
-    for row in rows:
-        if row.address not in services.stores.addresses:
-            detail = f"The store {row.name} has the address {row.address!r}, which is not listed."
-            raise Problem(detail, "Add it to ANCHORAGE_STORES.")
+    if lost := [row for row in rows if row.address not in services.stores.addresses]:
+        named = ", ".join(f"{row.name} has the address {row.address!r}" for row in lost)
+        raise Problem(f"Stores lack a listed address: {named}.", "Add each to ANCHORAGE_STORES.")
     return f"The addresses of all {len(rows)} stores are listed."
 
 

@@ -42,10 +42,10 @@ def folder(tmp_path: Path, migrated_sqlite: Path) -> Path:
     return tmp_path
 
 
-def add(folder: Path, row: tables.Base) -> None:
+def add(folder: Path, *rows: tables.Base) -> None:
     db = Database(f"sqlite:///{folder / 'anchorage.db'}")
     with db.transaction() as session:
-        session.add(row)
+        session.add_all(rows)
     db.close()
 
 
@@ -95,41 +95,37 @@ def test_parts_that_do_not_answer_are_failures(tmp_path: Path) -> None:
     assert "secret" not in str(found)
 
 
-def neglected_job() -> tables.Base:
-    return tables.JobRow(
-        project="default",
-        kind="bootstrap",
-        arguments={},
-        state="queued",
-        created_at=now() - timedelta(minutes=10),
-    )
+def neglected_jobs() -> list[tables.Base]:
+    queued_at = now() - timedelta(minutes=10)
+    job = {"kind": "bootstrap", "arguments": {}, "state": "queued", "created_at": queued_at}
+    return [tables.JobRow(project="default", **job)]
 
 
-def lost_store() -> tables.Base:
+def lost_stores() -> list[tables.Base]:
     store = {"kind": "lancedb", "address": "gone", "collection": "docs", "encoder": encoder()}
-    return tables.StoreRow(project="default", name="docs", **store)
+    return [tables.StoreRow(project="default", name=name, **store) for name in ("docs", "more")]
 
 
 @pytest.mark.parametrize(
-    ("row", "settings", "check", "state", "text"),
+    ("rows", "settings", "check", "state", "text"),
     [
         (None, {"prot": "1"}, "settings", "warning", "no setting. Did you mean ANCHORAGE_PORT?"),
         (None, {"host": "0.0.0.0", "auth": "none"}, "keys", "warning", "Anyone who reaches"),  # noqa: S104
         (None, {"host": "0.0.0.0"}, "keys", "failed", "anchorage keys create"),  # noqa: S104
-        (neglected_job, {}, "jobs", "failed", "anchorage serve"),
-        (lost_store, {}, "stores", "failed", "The store docs has the address 'gone'"),
+        (neglected_jobs, {}, "jobs", "failed", "anchorage serve"),
+        (lost_stores, {}, "stores", "failed", "docs has the address 'gone', more has the address"),
     ],
 )
 def test_a_fault_is_named_with_what_to_do(
     folder: Path,
-    row: Callable[[], tables.Base] | None,
+    rows: Callable[[], list[tables.Base]] | None,
     settings: dict[str, Any],
     check: str,
     state: str,
     text: str,
 ) -> None:
-    if row is not None:
-        add(folder, row())
+    if rows is not None:
+        add(folder, *rows())
     code, found = examine(folder, **settings)
     assert (code, found[check][0]) == (int(state == "failed"), state)
     assert text in found[check][1]
