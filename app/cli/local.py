@@ -69,7 +69,9 @@ def explain_faults() -> Iterator[None]:
     except SchemaOutdated as error:
         raise typer.BadParameter(str(error)) from None
     except (ImportError, SQLAlchemyError) as error:
-        raise typer.BadParameter(f"The database cannot be used: {error}") from None
+        cause = str(getattr(error, "orig", None) or error).splitlines()[0]
+        said = "The database cannot be used. Start it, or correct ANCHORAGE_DATABASE_URL"
+        raise typer.BadParameter(f"{said}: {cause}") from None
     except AnchorageError as error:
         raise typer.BadParameter(error.detail) from None
     except ValueError as error:  # only the Redis library can tell that an address is wrong

@@ -56,12 +56,15 @@ def worker() -> None:
     It needs the API's PostgreSQL database and data dir.
     """
     settings = read_settings()
+    from app.db.session import Database
     from app.ops import logs
     from workers.processes import main
 
     logs.configure()
 
     with explain_faults():
+        if settings.database_url is not None:  # a process of a device would start again for ever
+            Database(settings.database_url).ping()
         try:
             status = main(settings)
         except ValueError as error:

@@ -54,6 +54,8 @@ WRONG_STORE = '{"main": {"url": "hunter2", "kind": "x"}}'
         ("db upgrade", {"database_url": "mysql://:hunter2@localhost/x"}, NO_DATABASE),
         ("db upgrade", {"database_url": "postgresql://127.0.0.1:1/x"}, NO_DATABASE),
         ("worker", {}, "ANCHORAGE_DATABASE_URL"),
+        ("worker", {"database_url": "mysql://:hunter2@localhost/x"}, NO_DATABASE),
+        ("worker", {"database_url": "postgresql://127.0.0.1:1/x"}, "Start it, or correct"),
         ("keys create --name x", {}, "anchorage db upgrade"),
         ("keys list", {}, "anchorage db upgrade"),
     ],
