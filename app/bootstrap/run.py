@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from sqlalchemy.orm import Session
 from torch import Tensor
@@ -67,10 +68,8 @@ class Run:
         self.state = progress.resume()
         self.progress = progress
         self.total = job.progress.get("total", 0) or 1
-        self.pools = [
-            load_items(services, job.arguments["blobs"][f"{side}_pool"], beat=self.beat)
-            for side in SIDES
-        ]
+        blobs = job.arguments["blobs"]
+        self.pools = [load_items(services, blobs[f"{side}_pool"], beat=self.beat) for side in SIDES]
 
     def fit_pools(self) -> pool_maths.Pools:
         """The pools as methods take them, on the service's device."""
@@ -95,11 +94,14 @@ def load_items(services: Services, digests: Sequence[str], *, beat: Beat = no_be
 
     beat  called before each piece; it may raise to stop
     """
-    pieces = []
+    items = np.empty((0, 0), np.float32)
     for digest in digests:
         beat()
-        pieces.append(services.blobs.get(digest)[POOL_TENSOR])
-    return torch.cat(pieces)
+        piece = services.blobs.get(digest)[POOL_TENSOR].numpy()
+        # Grows in place, so that memory never holds all items twice.
+        items.resize((len(items) + len(piece), piece.shape[1]), refcheck=False)
+        items[len(items) - len(piece) :] = piece
+    return torch.from_numpy(items)
 
 
 def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
