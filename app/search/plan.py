@@ -27,7 +27,7 @@ from app.moves.queries import STEP
 from app.request_context import RequestContext
 from app.search.native import USUAL_NATIVE, require_texts_encoder
 from app.search.schemas import StoreSearchMode, StoreSearchRequest
-from app.search.scoring import read_old_queries, refuse_fields_of_fuse
+from app.search.scoring import refuse_fields_of_fuse, sent_old_queries
 from app.stores import queries
 from app.stores.port import Side, StoreVectors
 from app.stores.registry import has_cutover
@@ -88,10 +88,9 @@ def plan_search(
     services: Services, context: RequestContext, name: str, request: StoreSearchRequest
 ) -> SearchPlan:
     """Find what the request names, and bring its queries into the space of the store."""
-    inputs = (
-        None if request.inputs is None else Inputs(request.inputs, InputRole(request.input_type))
-    )
-    encoding.exactly_one(request.queries, inputs, field="queries")
+    role = InputRole(request.input_type)
+    inputs = None if request.inputs is None else Inputs(request.inputs, role)
+    _, count = encoding.exactly_one(request.queries, inputs, field="queries")
     with services.db.transaction() as session:
         row, moving, target = queries.searched_store(session, context.project, name, request.target)
     cut_over = moving is not None and moving.state == MigrationState.cut_over
@@ -104,6 +103,9 @@ def plan_search(
     _check_mode(request, mode, same, moving if has_cutover(row.kind) else None)
     if moving is not None and mode != "translate":
         refuse_unsettled(row, moving)
+    sent = None
+    if mode == "fuse":
+        sent = sent_old_queries(services, row.encoder, request.old_queries, inputs, count)
     read = encoding.vectors_or_encoded(
         services, context, target, request.queries, inputs, field="queries"
     )
@@ -118,8 +120,9 @@ def plan_search(
     else:
         if mode == "fuse":
             try:
-                old = read_old_queries(
-                    services, context, row.encoder, request.old_queries, inputs, len(vectors)
+                old = (
+                    sent
+                    or encoding.vectors_or_encoded(services, context, row.encoder, None, inputs)
                 ).vectors
             except (Unavailable, EncoderUnavailable, EncoderChanged):
                 if request.mode is not None or (request.anchor_set is None and moving is None):

@@ -17,12 +17,7 @@ from app.encoders.models.base import Inputs
 from app.errors import InvalidRequest, MissingField, NotExactlyOne, TooManyVectors
 from app.maths.translators.translator import no_flags
 from app.request_context import RequestContext
-from app.search.native import (
-    USUAL_NATIVE,
-    NativeScoring,
-    embeds_texts,
-    require_texts_encoder,
-)
+from app.search.native import USUAL_NATIVE, NativeScoring, embeds_texts, require_texts_encoder
 from app.search.queries import StoreRowId
 from app.search.schemas import RescoreRequest
 from app.search.scoring import (
@@ -30,9 +25,9 @@ from app.search.scoring import (
     Scored,
     Scoring,
     join_candidates,
-    read_old_queries,
     refuse_fields_of_fuse,
     score_candidates,
+    sent_old_queries,
 )
 from app.translate import fit as translators
 from app.translate.service import Translation, prepare_map
@@ -221,10 +216,14 @@ def _encode(
     source, target = encoders
     role = InputRole(request.input_type)
     inputs = None if request.inputs is None else Inputs(request.inputs, role)
+    old = None
+    if request.mode == "fuse":
+        count = len(request.candidates)
+        old = sent_old_queries(services, source, request.old_queries, inputs, count)
     new = encoding.vectors_or_encoded(
         services, context, target, request.queries, inputs, field="queries"
     )
     if request.mode == "cascade":
         return new.vectors, None, new.truncated
-    old = read_old_queries(services, context, source, request.old_queries, inputs, len(new.vectors))
+    old = old or encoding.vectors_or_encoded(services, context, source, None, inputs)
     return new.vectors, old.vectors, sorted({*new.truncated, *old.truncated})

@@ -13,15 +13,10 @@ from torch import Tensor
 from app.anchors import made_pairs, spaces
 from app.context import Services
 from app.db import tables
-from app.encoders.encoding import EncodedVectors, vectors_or_encoded
+from app.encoders.encoding import EncodedVectors
+from app.encoders.incoming import checked_vectors
 from app.encoders.models.base import Inputs
-from app.errors import (
-    DimensionMismatch,
-    InvalidRequest,
-    MissingField,
-    TooManyVectors,
-    blaming,
-)
+from app.errors import DimensionMismatch, InvalidRequest, MissingField, TooManyVectors, blaming
 from app.maths.geometry.space import check_vectors
 from app.maths.relevance import rescoring as maths
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
@@ -154,31 +149,35 @@ def refuse_fields_of_fuse(request: StoreSearchRequest | RescoreRequest) -> None:
             )
 
 
-def read_old_queries(
+def sent_old_queries(
     services: Services,
-    context: RequestContext,
     encoder: tables.EncoderRow,
     vectors: Tensor | None,
     inputs: Inputs | None,
     count: int,
-) -> EncodedVectors:
-    """Return the queries by the old encoder: those that were sent, or the inputs encoded by it."""
+) -> EncodedVectors | None:
+    """Return the queries by the old encoder that were sent; None if it can encode the inputs.
+
+    Call it before any encoder runs, which may cost money. Raises MissingField and InvalidRequest.
+    """
     if vectors is not None:
-        inputs = None
-    elif inputs is None or encoder.kind == EncoderKind.external:
+        if len(vectors) != count:
+            raise InvalidRequest(
+                f"There are {len(vectors)} `old_queries` and {count} queries. Send one for each "
+                "query.",
+                field="old_queries",
+            )
+        limits = services.limits
+        return EncodedVectors(
+            checked_vectors(vectors, field="old_queries", limits=limits, dim=encoder.dim)
+        )
+    if inputs is None or encoder.kind == EncoderKind.external:
         raise MissingField(
             "`mode: fuse` needs `old_queries`, the queries' vectors by the old encoder "
             f"{encoder.name!r}. Add them, or set `mode: cascade`.",
             field="old_queries",
         )
-    old = vectors_or_encoded(services, context, encoder, vectors, inputs, field="old_queries")
-    if len(old.vectors) != count:
-        raise InvalidRequest(
-            f"There are {len(old.vectors)} `old_queries` and {count} queries. Send one for each "
-            "query.",
-            field="old_queries",
-        )
-    return old
+    return None
 
 
 async def score_candidates(

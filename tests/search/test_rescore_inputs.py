@@ -74,6 +74,19 @@ def test_fuse_runs_the_source_encoder_too(encoding: Any, ask: Callable[..., Any]
         assert result["ids"] == np.argsort(-(stored @ query), kind="stable").tolist()
 
 
+@pytest.mark.parametrize("old_queries", [None, [[1.0] * 5], [[1.0] * 4] * 2])
+def test_no_encoder_runs_before_old_queries_are_refused(
+    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, old_queries: Any
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        "app.encoders.encoding.vectors_or_encoded", lambda *_, **__: asked.append(1)
+    )
+    answer = ask("own", mode="fuse", old_queries=old_queries)
+    assert (answer.status_code, answer.json()["field"]) == (422, "old_queries")
+    assert asked == []
+
+
 # --- without anchors ------------------------------------------------------------------------------
 
 
