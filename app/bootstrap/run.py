@@ -90,7 +90,7 @@ class Run:
 
 
 def load_items(services: Services, digests: Sequence[str], *, beat: Beat = no_beat) -> Tensor:
-    """Return the items of a side (n, d), float32.
+    """Return the items of a side (n, d), float32. They grow in place: none is held twice.
 
     beat  called before each piece; it may raise to stop
     """
@@ -98,7 +98,6 @@ def load_items(services: Services, digests: Sequence[str], *, beat: Beat = no_be
     for digest in digests:
         beat()
         piece = services.blobs.get(digest)[POOL_TENSOR].numpy()
-        # Grows in place, so that memory never holds all items twice.
         items.resize((len(items) + len(piece), piece.shape[1]), refcheck=False)
         items[len(items) - len(piece) :] = piece
     return torch.from_numpy(items)
