@@ -16,12 +16,7 @@ from app.db import tables
 from app.encoders import incoming
 from app.errors import InvalidRequest, MissingField, blaming
 from app.maths.quality.metrics import bootstrap_interval, cosine_blocks
-from app.maths.relevance.fuse_weight import (
-    WEIGHT_GRID,
-    choose_weight,
-    native_weight,
-    weights_with,
-)
+from app.maths.relevance.fuse_weight import WEIGHT_GRID, choose_weight, native_weight, weights_with
 from app.maths.relevance.options import (
     NATIVE_OPTIONS,
     NEEDED,

@@ -10,15 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 from pydantic_core import PydanticCustomError
 
 from app.errors import InvalidRequest
-from app.http.fields import (
-    Body,
-    Inputs,
-    Name,
-    Role,
-    UndecodedVectors,
-    Vectors,
-    parse_matrix,
-)
+from app.http.fields import Body, Inputs, Name, Role, UndecodedVectors, Vectors, parse_matrix
 from app.maths.translators.translator import ProductPrecision
 from app.translate.fields import (
     NO_OPTIONS,

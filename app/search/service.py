@@ -16,11 +16,7 @@ from anyio import to_thread
 from torch import Tensor
 
 from app.context import Services
-from app.errors import (
-    Invalid,
-    StoreChanged,
-    WrongState,
-)
+from app.errors import Invalid, StoreChanged, WrongState
 from app.request_context import RequestContext
 from app.search.native import NativeScoring, texts_of_store
 from app.search.plan import SearchPlan, plan_search, refuse_unsettled

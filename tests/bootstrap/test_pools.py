@@ -20,16 +20,7 @@ from app.encoders import encoding
 from app.encoders import service as encoders
 from app.errors import Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, StorageUnavailable
 from app.ops import retention
-from tests.helpers import (
-    CONTEXT,
-    ON_EACH_DATABASE,
-    PROJECT,
-    age,
-    create_encoder,
-    files,
-    run,
-    some,
-)
+from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, age, create_encoder, files, run, some
 
 
 def make(services, name="pool", encoder="a", rows=None):

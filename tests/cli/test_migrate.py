@@ -17,14 +17,7 @@ from pgvector.psycopg import register_vector
 from anchorage_client import Client
 from anchorage_client._sync.jobs import Job
 from tests.cli.conftest import Terminal, said
-from tests.moves.moving import (
-    LINEAR,
-    NEW_DIM,
-    OLD_DIM,
-    make_table,
-    old_vectors,
-    some,
-)
+from tests.moves.moving import LINEAR, NEW_DIM, OLD_DIM, make_table, old_vectors, some
 from tests.pgvector_server import pgvector_server_of_process
 from tests.serving import serving
 
