@@ -63,7 +63,7 @@ OVER = {
     "app/heads": 983,
     "app/maths": 7_060,
     "app/openai": 634,
-    "app/stores": 7_400,
+    "app/stores": 7_415,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62

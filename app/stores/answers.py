@@ -5,13 +5,16 @@ A read whose rows are too large for one answer is repeated with fewer of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from app.errors import StoreUnsupported
 
 #: most bytes of one answer, and most values of its JSON: each may take a hundred bytes of memory
 MAX_ANSWER_BYTES, MAX_ANSWER_VALUES = 16 << 20, 1_000_000
+
+#: most bytes of payloads that one search or one page of a run reads
+MAX_CONTENT_BYTES = 256 << 20
 
 #: most characters of a text that a read returns: more than any encoder accepts
 MAX_TEXT = 32_769
@@ -69,3 +72,19 @@ def answer_too_large() -> StoreUnsupported:
         "values, which is the limit of one answer. Store less in each row.",
         limit=MAX_ANSWER_BYTES,
     )
+
+
+class ContentLimit:
+    """Counts the payloads of some rows."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows, self._left = rows, MAX_CONTENT_BYTES
+
+    def count(self, payloads: Iterable[bytes]) -> None:
+        """Count these. Raises StoreUnsupported above MAX_CONTENT_BYTES."""
+        self._left -= sum(map(len, payloads))
+        if self._left < 0:
+            raise StoreUnsupported(
+                f"The payloads of these {self._rows} rows have more than "
+                f"{MAX_CONTENT_BYTES >> 20} MiB. Ask for fewer rows."
+            )

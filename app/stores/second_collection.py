@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import MigrationActive, StoreChanged, StoreUnsupported, WrongState
-from app.stores.answers import read_parts, rows_a_read
+from app.errors import MigrationActive, StoreChanged, WrongState
+from app.stores.answers import ContentLimit, read_parts, rows_a_read
 from app.stores.common import as_json, find_text, page_of, rows_checksum
 from app.stores.port import (
     Changes,
@@ -45,9 +45,6 @@ ROWS_A_PAGE = 1000
 
 #: most results of one call that searches
 RESULTS_A_CALL = 50_000
-
-#: most bytes of payloads that one search or one page of a run reads
-MAX_CONTENT_BYTES = 256 << 20
 
 #: served pages whose rows are remembered until they are written
 PAGES_REMEMBERED = 2
@@ -159,18 +156,12 @@ class PairedStore(Store):
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
     ) -> dict[StoreId, StoredRow]:
         """Return the rows of these ids that exist."""
-        held = 0
+        limit = ContentLimit(len(ids))
 
         def read(first: int, count: int) -> list[StoredRow]:
-            nonlocal held
             part = list(ids[first : first + count])
             found = self.read_rows(place, part, vectors=vectors, content=content)
-            held += sum(len(as_json(row.payload)) for row in found if content)
-            if held > MAX_CONTENT_BYTES:
-                raise StoreUnsupported(
-                    f"The payloads of these {len(ids)} rows have more than "
-                    f"{MAX_CONTENT_BYTES >> 20} MiB. Ask for fewer rows."
-                )
+            limit.count(as_json(row.payload) for row in found if content)
             return found
 
         step = self.rows_a_call(place, whole=vectors or content)
