@@ -316,7 +316,7 @@ def _settings_of(body: BootstrapRequest, sides: list[PoolSide], *, most: int) ->
 
 
 def _alignment_settings(body: BootstrapRequest, rows: int, *, most: int) -> dict[str, Any]:
-    """Return the settings of an alignment, whose source's pool has so many rows."""
+    """Return the settings of an alignment. `rows` counts the items of the source's pool."""
     if 0 < len(body.seeds) < FEWEST_SEEDS:
         raise InvalidSeeds(
             f"`method: alignment` takes no seeds or at least {FEWEST_SEEDS}, because some of them "
