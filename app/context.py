@@ -1,4 +1,4 @@
-"""The services that every use case takes as its first argument; `app.wiring` makes them."""
+"""What every use case takes: the services, which `app.wiring` makes, and for whom it works."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.db.blobs import BlobStore
 from app.db.budget import TextBudget
-from app.db.cache import Cache
-from app.db.name_cache import NameCache
+from app.db.cache import Cache, NameCache
 from app.db.session import Database
 from app.encoders.models.pool import EncoderPool
 from app.lanes import Lanes
-from app.single_flight import SingleFlight
 from app.stores.handles import StoreHandles
-from app.turns import Turns
+from app.turns import SingleFlight, Turns
+from app.types import Scope
+
+if TYPE_CHECKING:
+    from app.db import tables
 
 #: a worker loses its job when it has not renewed its lease for this long
 LEASE_S = 30.0
@@ -106,3 +109,46 @@ class Services:
     def take(self, turns: Turns, project: str) -> AbstractContextManager[None]:
         """Hold one of these turns. Raises TooMuchAtOnce and Overloaded."""
         return nullcontext() if self.turn_wait_s is None else turns.take(project, self.turn_wait_s)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The caller of a request. Without keys: the project `default`, with every scope.
+
+    project     owns everything that the request reads and writes
+    key_id      the caller's API key; None without one
+    rate_limit  of the key; None: the server's
+    """
+
+    project: str = "default"
+    key_id: str | None = None
+    scopes: frozenset[Scope] = frozenset(Scope)
+    rate_limit: str | None = None
+
+    def may(self, scope: Scope) -> bool:
+        """Whether one of the scopes is this scope or includes it."""
+        order = list(Scope)
+        return scope in self.scopes or any(
+            order.index(own) >= order.index(scope) for own in self.scopes
+        )
+
+
+@dataclass(frozen=True)
+class RequestContext(Caller):
+    """One request of a client, a job, or a command.
+
+    origin          the source of a write in the audit log: the request's id, `job <id>`, or the
+                    command line
+    reserve_bytes   reserves memory for an answer, until the request ends. Raises Overloaded and
+                    TooMuchAtOnce. A job's answer has no reader that could be slow: it reserves none
+    on_departure    registers a function to call when the client leaves before its answer
+    """
+
+    origin: str = "command line"
+    reserve_bytes: Callable[[int], None] = lambda size: None
+    on_departure: Callable[[Callable[[], object]], None] = lambda call: None
+
+    @classmethod
+    def of_job(cls, job: tables.JobRow) -> RequestContext:
+        """The context in which a worker runs the job."""
+        return cls(project=job.project, origin=f"job {job.id}")

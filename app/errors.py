@@ -21,7 +21,7 @@ class AnchorageError(Exception):
     more           further members of the problem document, by name
     """
 
-    code: ClassVar[str] = "error"
+    code: str = "error"
     #: `retry_after_s` of an error that is raised without one
     usual_wait_s: ClassVar[int | None] = None
 
@@ -71,57 +71,17 @@ def blaming(
 
 
 class NotFound(AnchorageError):
-    """The project has no resource of that name or id."""
+    """The project has no resource of that name or id.
+
+    noun  what kind of resource, for the code
+    """
 
     code = "not-found"
 
-
-class EncoderNotFound(NotFound):
-    code = "encoder-not-found"
-
-
-class AnchorSetNotFound(NotFound):
-    code = "anchor-set-not-found"
-
-
-class PairsNotFound(NotFound):
-    code = "pairs-not-found"
-
-
-class SampleNotFound(NotFound):
-    code = "sample-not-found"
-
-
-class PoolNotFound(NotFound):
-    code = "pool-not-found"
-
-
-class HeadNotFound(NotFound):
-    code = "head-not-found"
-
-
-class TranslatorNotFound(NotFound):
-    code = "translator-not-found"
-
-
-class JobNotFound(NotFound):
-    code = "job-not-found"
-
-
-class ApiKeyNotFound(NotFound):
-    code = "api-key-not-found"
-
-
-class AliasNotFound(NotFound):
-    code = "alias-not-found"
-
-
-class StoreNotFound(NotFound):
-    code = "store-not-found"
-
-
-class MigrationNotFound(NotFound):
-    code = "migration-not-found"
+    def __init__(self, detail: str, noun: str = "", **members: Any) -> None:
+        super().__init__(detail, **members)
+        if noun:
+            self.code = f"{noun.replace(' ', '-')}-not-found"
 
 
 class Conflict(AnchorageError):
@@ -222,17 +182,11 @@ class OriginNotAllowed(Forbidden):
     code = "origin-not-allowed"
 
 
-class Later(AnchorageError):
-    """The service refuses now; `retry_after_s` says when to try again."""
-
-    code = "later"
-    usual_wait_s = 1
-
-
-class TooManyRequests(Later):
-    """A limit of this client."""
+class TooManyRequests(AnchorageError):
+    """A limit of this client, to which the same request may be sent later."""
 
     code = "too-many-requests"
+    usual_wait_s = 1
 
 
 class RateLimited(TooManyRequests):
@@ -247,10 +201,11 @@ class TooMuchAtOnce(TooManyRequests):
     code = "too-much-at-once"
 
 
-class Unavailable(Later):
-    """A limit or a fault of the service."""
+class Unavailable(AnchorageError):
+    """A limit or a fault of the service, to which the same request may be sent later."""
 
     code = "unavailable"
+    usual_wait_s = 1
 
 
 class Overloaded(Unavailable):

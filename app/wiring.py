@@ -13,9 +13,8 @@ from app.context import (
 )
 from app.db.blobs import BlobStore
 from app.db.budget import TextBudget
-from app.db.cache import Cache, RedisStore
-from app.db.name_cache import NameCache
-from app.db.redis import OptionalRedis
+from app.db.cache import Cache, NameCache
+from app.db.redis import OptionalRedis, RedisStore
 from app.db.session import Database, sqlite_url
 from app.encoders.models.base import ModelSources
 from app.encoders.models.pool import EncoderPool

@@ -30,7 +30,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from app.access.service import create_key
-from app.request_context import RequestContext
+from app.context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services

@@ -58,7 +58,7 @@ FLOORS: list[tuple[str, dict[str, tuple[int, str]]]] = [
 ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.items()}
 #: rooms that are above their budgets, with the most lines that they may have until they are smaller
 OVER = {
-    "app": 1_827,
+    "app": 1_750,
     "app/encoders": 3_415,
     "app/heads": 983,
     "app/maths": 7_060,

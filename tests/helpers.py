@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.db.blobs import ORPHAN_AGE_S
 from app.encoders import service as encoders
 from app.encoders.schemas import NewEncoder
 from app.jobs import worker as runner
 from app.jobs.leases import Leases
-from app.request_context import RequestContext
 from app.settings import Settings
 from app.wiring import make_services
 from workers.main import RUNNERS

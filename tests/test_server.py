@@ -21,9 +21,9 @@ import pytest
 import torch
 
 from app.access.service import create_key
-from app.db.name_cache import MEMORY_S
+from app.context import RequestContext
+from app.db.cache import MEMORY_S
 from app.demo.server import free_port
-from app.request_context import RequestContext
 from app.server import create_shared
 from app.settings import Settings
 from app.types import Scope

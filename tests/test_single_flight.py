@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.errors import DatabaseUnavailable
-from app.single_flight import SingleFlight
+from app.turns import SingleFlight
 from tests.waiting import until
 
 

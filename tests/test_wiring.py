@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from app.context import RequestContext
 from app.db.session import is_sqlite
 from app.encoders.incoming import reserve_answer
 from app.errors import TooManyVectors
-from app.request_context import RequestContext
 from app.settings import Settings
 from app.wiring import make_database, make_services
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
+from app.context import RequestContext
 from app.db import tables
-from app.request_context import RequestContext
 
 
 def record_audit(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from app.context import Services
 from app.db import resources
-from app.db.name_cache import NameKey
+from app.db.cache import NameKey
 from app.errors import InUse
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.db.statements import changed_rows
 from app.db.tables import ApiKeyRow, AuditRow
-from app.errors import ApiKeyNotFound
+from app.errors import NotFound
 
 
 def api_key(session: Session, project: str | None, key_id: str, *, lock: bool = False) -> ApiKeyRow:
@@ -23,7 +23,7 @@ def api_key(session: Session, project: str | None, key_id: str, *, lock: bool = 
         query = query.where(ApiKeyRow.project == project)
     row = session.scalar(query.with_for_update() if lock else query)
     if row is None:
-        raise ApiKeyNotFound(f"There is no API key {key_id!r}.", field="id")
+        raise NotFound(f"There is no API key {key_id!r}.", "api-key", field="id")
     return row
 
 

@@ -24,10 +24,9 @@ from sqlalchemy.orm import Session
 
 from app.access import queries as access
 from app.access.audit import record_audit
-from app.context import Services
+from app.context import Caller, RequestContext, Services
 from app.db import tables
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest, Unauthenticated
-from app.request_context import Caller, RequestContext
 from app.types import RATE, Scope
 
 KEY_PATTERN = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
@@ -92,7 +91,7 @@ def rotate_key(
 ) -> tuple[tables.ApiKeyRow, str]:
     """Return a new key with the old one's rights; the old key works for `grace_s` longer.
 
-    Raises ApiKeyNotFound, InvalidRequest, Conflict.
+    Raises NotFound, InvalidRequest, Conflict.
     """
     now = tables.now()
     with services.db.transaction() as session:
@@ -116,7 +115,7 @@ def rotate_key(
 
 
 def revoke_key(services: Services, context: RequestContext, key_id: str) -> None:
-    """End a key now. Revoking it again changes nothing. Raises ApiKeyNotFound."""
+    """End a key now. Revoking it again changes nothing. Raises NotFound."""
     with services.db.transaction() as session:
         row = access.api_key(session, context.project, key_id, lock=True)
         if row.revoked_at is None:

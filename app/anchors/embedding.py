@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.anchors import from_store as store_anchors
 from app.anchors import service as anchor_sets
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.encoding import check_inputs, encode, require_same_vectors
 from app.encoders.models.base import Input, Inputs
@@ -26,7 +26,6 @@ from app.errors import (
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
-from app.request_context import RequestContext
 from app.types import InputRole, JobKind
 
 #: most encoders of one request

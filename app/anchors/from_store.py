@@ -14,14 +14,13 @@ import orjson
 import torch
 
 from app.anchors import service as anchor_sets
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.encoding import encode, require_same_vectors
 from app.errors import EmptyVectors, InvalidRequest, StoreUnsupported
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
-from app.request_context import RequestContext
 from app.search import native_vectors
 from app.search.queries import StoreRowId, row_digest
 from app.stores.port import Page, Store

@@ -21,7 +21,7 @@ MAX_SPACES, MAX_PAIRS = 16, 15
 def report_anchor_set(services: Services, project: str, name: str) -> dict[str, Any]:
     """Examine a set, and return its measures and findings as JSON. Equal sets have equal reports.
 
-    Raises AnchorSetNotFound, StorageUnavailable, Overloaded.
+    Raises NotFound, StorageUnavailable, Overloaded.
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, project, name)

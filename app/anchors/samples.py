@@ -16,17 +16,16 @@ from torch import Tensor
 
 from app.access.audit import record_audit
 from app.anchors import spaces
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.incoming import checked_vectors
-from app.errors import SampleNotFound
+from app.errors import NotFound
 from app.maths.anchors.foreign import (
     FEWEST_SAMPLED,
     FOREIGN_LEVEL,
     StoreComparison,
     compare_with_store,
 )
-from app.request_context import RequestContext
 
 #: the name of a sample's tensor in its blob
 SAMPLE_TENSOR = "sample"
@@ -145,12 +144,14 @@ def delete_sample(
     services: Services, context: RequestContext, *, anchor_set: str, encoder: str
 ) -> None:
     """Delete the sample of a space. Raises the not-found errors, AnchorsNotEmbedded,
-    SampleNotFound.
+    NotFound.
     """
     with services.db.transaction() as session:
         if _find(session, context.project, anchor_set, encoder).sample is None:
-            raise SampleNotFound(
-                f"Anchor set {anchor_set!r} has no sample of {encoder!r}.", field="encoder"
+            raise NotFound(
+                f"Anchor set {anchor_set!r} has no sample of {encoder!r}.",
+                "sample",
+                field="encoder",
             )
     _change(services, context, anchor_set, encoder, (None, None, None))
 

@@ -12,7 +12,7 @@ from app.access.audit import record_audit
 from app.access.name_lookup import refuse_in_use, require_free
 from app.anchors import made_pairs
 from app.anchors.spaces import require_direction
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.incoming import checked_vectors
 from app.errors import (
@@ -21,13 +21,12 @@ from app.errors import (
     Conflict,
     EmbeddingsExist,
     EmptyVectors,
-    PairsNotFound,
+    NotFound,
     UnequalAnchors,
 )
 from app.maths.anchors.health import examine
 from app.maths.bootstrap.neighbours import Beat, no_beat
 from app.openai import queries as aliases
-from app.request_context import RequestContext
 from app.stores import queries as stores
 
 
@@ -176,7 +175,7 @@ def add_space(
 ) -> tables.AnchorSetRow:
     """Add the row of a space to its set.
 
-    Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when another set has the name now.
+    Raises NotFound, EmbeddingsExist, and Conflict when another set has the name now.
     """
     current = resources.whole_set(session, set_row.project, set_row.name)
     if current.id != set_row.id:
@@ -195,7 +194,7 @@ def add_space(
 
 
 def delete_anchor_set(services: Services, context: RequestContext, name: str) -> None:
-    """Delete a set with its spaces and translators. Raises AnchorSetNotFound, InUse."""
+    """Delete a set with its spaces and translators. Raises NotFound, InUse."""
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, context.project, name)
         users = resources.users_of_anchor_set(session, row)
@@ -210,7 +209,7 @@ def load_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Ten
     """Return the pairs (k, 2) of rows of two pools that a bootstrap found, and their confidence
     (k,).
 
-    Raises AnchorSetNotFound, PairsNotFound, BlobMissing, StorageUnavailable.
+    Raises NotFound, BlobMissing, StorageUnavailable.
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, project, name)
@@ -218,7 +217,7 @@ def load_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Ten
         why = "no bootstrap created it"
         if made_pairs.estimate_of(row) is not None:
             why = "its pairs were made, and no item of the target's pool belongs to them"
-        raise PairsNotFound(f"Anchor set {name!r} has no pairs: {why}.", field="name")
+        raise NotFound(f"Anchor set {name!r} has no pairs: {why}.", "pairs", field="name")
     stored = services.blobs.get(row.pairs, of=f"anchor set {name!r}")
     return stored["pairs"], stored["confidence"]
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from app.context import Services
 from app.db import resources, tables
-from app.db.cache import Key, dataclass_codec
+from app.db.cache import Key
+from app.db.redis import dataclass_codec
 from app.errors import blaming
 from app.maths.geometry import space as spaces
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from app.access.audit import record_audit
 from app.anchors import made_pairs
 from app.anchors import service as anchor_sets
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.errors import SeedsInsufficient, SpacesNotAligned
 from app.jobs.progress import Progress
@@ -32,7 +32,6 @@ from app.maths.bootstrap.neighbours import Beat, no_beat
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
-from app.request_context import RequestContext
 from app.translate.fit import public_id
 
 SIDES = ("source", "target")

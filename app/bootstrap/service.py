@@ -15,7 +15,7 @@ from app.access.name_lookup import require_free
 from app.anchors import made_pairs
 from app.bootstrap.run import POOL_TENSOR, SIDES
 from app.bootstrap.schemas import BootstrapRequest, NewPiece, NewPool
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders import encoding, incoming
 from app.encoders.encoding import check_inputs, encode, require_same_vectors
@@ -40,7 +40,6 @@ from app.maths.bootstrap.anchored import FOLDS
 from app.maths.bootstrap.pools import check_pairs
 from app.maths.bootstrap.self_learning import FEWEST_POOL_ITEMS, SelfLearningSettings
 from app.maths.geometry.space import fit_space
-from app.request_context import RequestContext
 from app.types import InputRole, JobKind
 
 #: most pieces of one pool: each is a file, and the pool's row names all
@@ -71,7 +70,7 @@ def create_pool(
 ) -> tables.PoolRow:
     """Create a pool of one piece: vectors, or inputs that are encoded now.
 
-    Raises NameTaken, EncoderNotFound, and the errors of `_make_piece`.
+    Raises NameTaken, NotFound, and the errors of `_make_piece`.
     """
     require_free(services, tables.PoolRow, context.project, name)
     with services.db.transaction() as session:
@@ -99,7 +98,7 @@ def append_piece(
 ) -> tables.PoolRow:
     """Append a piece to a pool, whose number of items must be the piece's `offset`.
 
-    Raises PoolNotFound, OffsetMismatch, PoolTooLarge, Conflict, and the errors of `_make_piece`.
+    Raises NotFound, OffsetMismatch, PoolTooLarge, Conflict, and the errors of `_make_piece`.
     """
     with services.db.transaction() as session:
         row = resources.whole_pool(session, context.project, name)
@@ -120,7 +119,7 @@ def append_piece(
 
 
 def delete_pool(services: Services, context: RequestContext, name: str) -> None:
-    """Delete a pool. Jobs that use it still read its blobs. Raises PoolNotFound."""
+    """Delete a pool. Jobs that use it still read its blobs. Raises NotFound."""
     with services.db.transaction() as session:
         resources.remove(session, resources.by_name(session, tables.PoolRow, context.project, name))
         record_audit(session, context, "delete", "pool", name)

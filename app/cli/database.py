@@ -8,7 +8,7 @@ import typer
 
 from app.cli.local import explain_faults, has_usable_key, open_services, read_settings
 from app.cli.output import AsJson, print_json
-from app.request_context import RequestContext
+from app.context import RequestContext
 
 if TYPE_CHECKING:
     from app.context import Services

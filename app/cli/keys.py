@@ -9,7 +9,7 @@ import typer
 
 from app.cli.local import open_database
 from app.cli.output import AsJson, print_json, print_rows
-from app.request_context import RequestContext
+from app.context import RequestContext
 from app.types import Scope
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def revoke(key_id: str, as_json: AsJson = False) -> None:
 
 
 def _project_of(services: Services, key_id: str) -> str:
-    """Returns the project of a key. Raises ApiKeyNotFound."""
+    """Returns the project of a key. Raises NotFound."""
     from app.access import queries as access
 
     with services.db.transaction() as session:

@@ -47,19 +47,19 @@ def show_live_jobs(request: Request, services: Svc, project: Reads) -> Response:
 
 @router.get(f"{JOBS_PAGE}/{{id}}")
 def show_job(request: Request, id: JobId, services: Svc, project: Reads) -> Response:
-    """Shows one job with its result. Raises JobNotFound."""
+    """Shows one job with its result. Raises NotFound."""
     return render(request, "job.html", **_details(request, services, project, id))
 
 
 @router.get(f"{JOBS_PAGE}/{{id}}/live")
 def show_live_job(request: Request, id: JobId, services: Svc, project: Reads) -> Response:
-    """Shows the part of a job's page that changes. Raises JobNotFound."""
+    """Shows the part of a job's page that changes. Raises NotFound."""
     return render(request, "job_live.html", **_details(request, services, project, id))
 
 
 @router.post(f"{JOBS_PAGE}/{{id}}/cancel")
 def cancel_job(request: Request, id: JobId, services: Svc, context: WriteContext) -> Response:
-    """Asks a job to stop, and shows it. Raises JobNotFound, JobFinished."""
+    """Asks a job to stop, and shows it. Raises NotFound, JobFinished."""
     submission.cancel_job(services, context, id)
     return render(request, "job_live.html", **_details(request, services, context.project, id))
 

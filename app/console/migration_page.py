@@ -12,7 +12,7 @@ from app.console.overview import find_pairs, next_call
 from app.console.pages import redirect, render
 from app.context import Services
 from app.db.tables import StoreRow
-from app.errors import Conflict, MigrationNotFound
+from app.errors import Conflict, NotFound
 from app.http.admission import CONSOLE
 from app.http.deps import PathName, Reads, Svc, WriteContext
 from app.moves import plan, steps
@@ -39,7 +39,7 @@ STEPS = {
 
 @router.get(f"{STORE_PAGE}/live")
 def show_live_store(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
-    """Shows the part of a store's page that changes while a job runs. Raises StoreNotFound."""
+    """Shows the part of a store's page that changes while a job runs. Raises NotFound."""
     row = stores.find_store(services, project, name)
     return render(
         request, "store_migration.html", store=row, **migration_values(request, services, row)
@@ -48,7 +48,7 @@ def show_live_store(request: Request, name: PathName, services: Svc, project: Re
 
 @router.get(f"{STORE_PAGE}/plan")
 def show_plan_form(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
-    """Shows the form of a plan. Raises StoreNotFound."""
+    """Shows the form of a plan. Raises NotFound."""
     row = stores.find_store(services, project, name)
     pairs = [each for each in find_pairs(services, project) if each.source == row.encoder.name]
     return render(request, "store_plan.html", store=row, pairs=pairs)
@@ -123,9 +123,9 @@ def _calls(store: StoreRow) -> dict[str, wording.CallWords]:
 
 
 def _active(services: Services, project: str, name: str) -> migrations.MigrationStatus:
-    """Returns the store's migration. Raises StoreNotFound and MigrationNotFound."""
+    """Returns the store's migration. Raises NotFound."""
     stores.find_store(services, project, name)
     for move in migrations.list_migrations(services, project, store=name, limit=1):
         if move.row.ended_at is None:
             return move
-    raise MigrationNotFound(f"No migration of the store {name!r} is under way. Plan one.")
+    raise NotFound(f"No migration of the store {name!r} is under way. Plan one.", "migration")

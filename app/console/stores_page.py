@@ -35,7 +35,7 @@ def show_stores(request: Request) -> Response:
 
 @router.get(f"{STORES_PAGE}/{{name}}")
 def show_store(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
-    """Shows one store; the browser asks for what it holds. Raises StoreNotFound."""
+    """Shows one store; the browser asks for what it holds. Raises NotFound."""
     row = stores.find_store(services, project, name)
     pairs = [each for each in find_pairs(services, project) if each.source == row.encoder.name]
     return render(

@@ -62,13 +62,21 @@ class Counter:
         self, question: Callable[[RateLimiter], Answer], threads: CapacityLimiter
     ) -> Answer:
         """Return the same on an event loop: a common counter has COUNT_S in all to answer."""
-        if not self.is_shared:
+        if not (self.is_shared and self._circuit.admits()):
             return question(self._own)
+        failure: object = "no answer in time"
         with move_on_after(COUNT_S):
-            return await to_thread.run_sync(
-                self.ask, question, limiter=threads, abandon_on_cancel=True
-            )
-        return self.ask_own(question, "no answer in time")
+            try:
+                # Only the count: a thread that is given up must not report that Redis works.
+                answer = await to_thread.run_sync(
+                    question, self._common, limiter=threads, abandon_on_cancel=True
+                )
+            except Exception as error:  # any server may answer at Redis's address
+                failure = error
+            else:
+                self._circuit.worked()
+                return answer
+        return self.ask_own(question, failure)
 
     def ask_own(self, question: Callable[[RateLimiter], Answer], error: object) -> Answer:
         """Return the answer of the own counter, which counts until Redis is asked again."""

@@ -1,124 +1,35 @@
-"""A cache of values that can be recomputed: in memory, then in Redis for all processes.
+"""What a process remembers: values that can be made again, and the rows behind names.
 
-Keys contain content hashes, so entries never become stale.
+Keys of values contain content hashes, so values never become stale. Redis may share them between
+processes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Generic, TypeVar
-
-import torch
-from redis import Redis
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
+from typing import Any, NamedTuple, TypeVar
 
 from app import __version__
-from app.db.redis import OptionalRedis, RedisAway
+from app.db.redis import RedisStore, TensorCodec
+from app.errors import DatabaseUnavailable
 from app.ops import metrics
-from app.single_flight import SingleFlight
-
-log = logging.getLogger("anchorage.cache")
+from app.turns import SingleFlight
 
 Value = TypeVar("Value")
 
-#: an entry: these bytes, the digest of key and payload, and the payload (safetensors)
-MAGIC = b"ANCHOR1\n"
-DIGEST_BYTES = 16
-
-#: a larger value is cached in memory only
-LARGEST_ENTRY = 256 * 1024 * 1024
-
-#: Redis drops an entry this long after it was written: a week
-ENTRY_S = 7 * 24 * 3600
-
 Key = tuple[Hashable, ...]
 
+#: how long an entry is used, counted from the start of its look-up
+MEMORY_S = 0.5
 
-@dataclass(frozen=True)
-class TensorCodec(Generic[Value]):
-    """Converts a value to named tensors and back, so that processes can share it."""
+#: the same while the database does not answer
+AWAY_MEMORY_S = 60.0
 
-    dump: Callable[[Value], dict[str, Tensor]]
-    load: Callable[[dict[str, Tensor]], Value]
-
-
-def _dump_dataclass(value: Any, prefix: str = "") -> dict[str, Tensor]:
-    """The fields of a dataclass that are not None; those of a nested one as `field.name`."""
-    tensors: dict[str, Tensor] = {}
-    for name, each in ((field.name, getattr(value, field.name)) for field in fields(value)):
-        if is_dataclass(each):
-            tensors |= _dump_dataclass(each, f"{prefix}{name}.")
-        elif each is not None:
-            kind = torch.float64 if isinstance(each, float) else None
-            tensors[prefix + name] = (
-                each if isinstance(each, Tensor) else torch.tensor(each, dtype=kind)
-            )
-    return tensors
-
-
-def _load_dataclass(kind: type[Value], tensors: dict[str, Tensor], **parts: type) -> Value:
-    """The dataclass again; `parts` are its nested dataclasses."""
-    own: dict[str, Any] = {
-        name: each if each.dim() else each.item()
-        for name, each in tensors.items()
-        if "." not in name
-    }
-    for part, of in parts.items():
-        start = f"{part}."
-        own[part] = _load_dataclass(
-            of,
-            {
-                name.removeprefix(start): each
-                for name, each in tensors.items()
-                if name.startswith(start)
-            },
-        )
-    return kind(**own)
-
-
-def dataclass_codec(kind: type[Value], **parts: type) -> TensorCodec[Value]:
-    """Return the codec of a dataclass of tensors and numbers; `parts` are its nested dataclasses.
-
-    A number becomes a tensor without dimensions.
-    """
-    return TensorCodec(
-        dump=_dump_dataclass, load=lambda tensors: _load_dataclass(kind, tensors, **parts)
-    )
-
-
-class CorruptEntry(Exception):
-    """The bytes of an entry are not those that were written."""
-
-
-def pack(key: bytes, tensors: dict[str, Tensor]) -> bytes:
-    """Return the bytes of an entry. The format is not pickle, so reading it runs no code."""
-    payload = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    return MAGIC + _digest(key, payload) + payload
-
-
-def unpack(key: bytes, data: bytes) -> dict[str, Tensor]:
-    """Return the tensors of an entry. Raises CorruptEntry if it is damaged or another key's."""
-    start = len(MAGIC) + DIGEST_BYTES
-    payload = data[start:]
-    if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : start] != _digest(key, payload):
-        raise CorruptEntry
-    try:
-        return load(payload)
-    except SafetensorError as error:  # another version of the library wrote it
-        raise CorruptEntry from error
-
-
-def _digest(key: bytes, payload: bytes) -> bytes:
-    return hashlib.blake2b(
-        payload, key=hashlib.blake2b(key, digest_size=32).digest(), digest_size=DIGEST_BYTES
-    ).digest()
+#: most entries
+MAX_NAMES = 10_000
 
 
 class Cache:
@@ -190,84 +101,6 @@ def _entry_key(key: Key) -> bytes:
     return repr((__version__, key)).encode()
 
 
-class RedisStore:
-    """Cache entries that all processes share.
-
-    Redis bounds them (maxmemory-policy allkeys-lru) and may drop any of them at any time.
-    """
-
-    def __init__(self, redis: OptionalRedis, prefix: str) -> None:
-        self._redis = redis
-        self._prefix = prefix
-
-    def close(self) -> None:
-        self._redis.close()
-
-    def ask(self, question: Callable[[Redis, str], Value]) -> Value:
-        """Return what Redis answers to a question, which gets the prefix of our keys.
-
-        Raises RedisAway.
-        """
-        return self._redis.ask(lambda client: question(client, self._prefix))
-
-    def takes_writes(self) -> bool:
-        """Return within a second whether Redis accepts writes now."""
-        return self._redis.takes_writes(f"{self._prefix}:ready")
-
-    def get_or_make(
-        self, kind: str, key: bytes, make: Callable[[], Value], shared: TensorCodec[Value]
-    ) -> Value:
-        """Return the entry's value, or call `make` and store its result."""
-        value = self.find(kind, key, shared)
-        if value is None:
-            metrics.cache_outcome(kind, "made").inc()
-            value = make()
-            self._store(kind, _entry_name(kind, key), pack(key, shared.dump(value)))
-        return value
-
-    def find(self, kind: str, key: bytes, shared: TensorCodec[Value]) -> Value | None:
-        """Return the entry's value, or None."""
-        name = _entry_name(kind, key)
-        data = self._ask(kind, lambda client: _bytes(client.get(self._entry_of(name))))
-        if data is None:
-            return None
-        try:
-            value = shared.load(unpack(key, data))
-        except (CorruptEntry, KeyError, TypeError):  # TypeError: another version had other fields
-            log.warning("cache entry %s is corrupt and is made again", name)
-            metrics.cache_outcome(kind, "corrupt").inc()
-            self._ask(kind, lambda client: client.delete(self._entry_of(name)))
-            return None
-        metrics.cache_outcome(kind, "redis").inc()
-        return value
-
-    def _store(self, kind: str, name: str, data: bytes) -> None:
-        if len(data) <= LARGEST_ENTRY:
-            self._ask(kind, lambda client: client.set(self._entry_of(name), data, ex=ENTRY_S))
-
-    def _ask(self, kind: str, question: Callable[[Redis], Value]) -> Value | None:
-        """Return what Redis answers, or None when it is away."""
-        try:
-            return self._redis.ask(question)
-        except RedisAway:
-            metrics.cache_outcome(kind, "away").inc()
-            return None
-
-    def _entry_of(self, name: str) -> str:
-        return f"{self._prefix}:cache:{name}"
-
-
-def _entry_name(kind: str, key: bytes) -> str:
-    return f"{kind}:{hashlib.blake2b(key, digest_size=20).hexdigest()}"
-
-
-def _bytes(answer: object) -> bytes | None:
-    """Return the answer to a GET. Raises TypeError when it is not one."""
-    if answer is None or isinstance(answer, bytes):
-        return answer
-    raise TypeError(f"Redis answered {type(answer).__name__} instead of bytes")
-
-
 class MemoryCache:
     """An LRU cache bounded in bytes. Concurrent requests for a missing key make its value once."""
 
@@ -326,3 +159,76 @@ class MemoryCache:
             while self.used_bytes > self.limit_bytes:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self.used_bytes -= freed
+
+
+class NameKey(NamedTuple):
+    """The key of an entry: project, kind and the names in the request."""
+
+    project: str
+    kind: str
+    names: tuple[str | None, ...]
+
+
+class NameCache:
+    """The memory of this process. Values are small: rows and ids, not tensors.
+
+    away   returns whether the database does not answer now
+    """
+
+    def __init__(self, away: Callable[[], bool] = lambda: False) -> None:
+        self._away = away
+        #: the values, and when their look-ups began
+        self._known: dict[NameKey, tuple[Any, float]] = {}
+        self._changes = 0
+        self._lock = threading.Lock()
+        self._flight = SingleFlight()
+
+    def find(self, name: NameKey) -> Any | None:
+        """Return the entry, or None. Does no IO and waits for no other thread."""
+        found = self._recall(name, MEMORY_S)
+        return self._recall(name, AWAY_MEMORY_S) if found is None and self._away() else found
+
+    def find_or(self, name: NameKey, look_up: Callable[[], Value]) -> Value:
+        """Return the entry, or call `look_up` and remember its result. Exceptions are not cached.
+
+        While the database does not answer, results of the last AWAY_MEMORY_S are used.
+        """
+        found: Any = self.find(name)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+        changes = self._changes
+        try:
+            # Those who ask after `forget` do not share a look-up that began before it.
+            return self._flight.run((name, changes), lambda: self._remember(name, changes, look_up))
+        except DatabaseUnavailable:
+            remembered: Value | None = self._recall(name, AWAY_MEMORY_S)
+            if remembered is None:
+                raise
+            return remembered
+
+    def forget(self) -> None:
+        """Drop all entries: to be called after a commit that changes what a name means."""
+        with self._lock:
+            self._changes += 1
+            self._known.clear()
+
+    def _recall(self, name: NameKey, seconds: float) -> Any | None:
+        value, since = self._known.get(name, (None, 0.0))
+        return value if time.monotonic() - since < seconds else None
+
+    def _remember(self, name: NameKey, changes: int, look_up: Callable[[], Value]) -> Value:
+        since = time.monotonic()
+        try:
+            found = look_up()
+        except DatabaseUnavailable:
+            raise
+        except BaseException:
+            with self._lock:
+                self._known.pop(name, None)  # a row that was deleted is gone for good
+            raise
+        with self._lock:
+            if self._changes == changes:
+                if len(self._known) >= MAX_NAMES:
+                    self._known.clear()
+                self._known[name] = (found, since)
+        return found

@@ -27,30 +27,13 @@ from app.db.tables import (
     SpaceRow,
     StoreRow,
 )
-from app.errors import (
-    AliasNotFound,
-    AnchorSetNotFound,
-    AnchorsNotEmbedded,
-    EncoderNotFound,
-    HeadNotFound,
-    NameTaken,
-    PoolNotFound,
-    StoreNotFound,
-)
+from app.errors import AnchorsNotEmbedded, NameTaken, NotFound
 
 #: most names that one that does not exist is compared with
 MAX_COMPARED_NAMES = 1_000
 
 Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow, AliasRow, StoreRow)
 
-_NOT_FOUND = {
-    EncoderRow: EncoderNotFound,
-    AnchorSetRow: AnchorSetNotFound,
-    HeadRow: HeadNotFound,
-    PoolRow: PoolNotFound,
-    AliasRow: AliasNotFound,
-    StoreRow: StoreNotFound,
-}
 _NOUN = {
     EncoderRow: "encoder",
     AnchorSetRow: "anchor set",
@@ -80,7 +63,7 @@ def by_name(
     if row is None:
         near = _nearest(session, table, project, name)
         detail = f"There is no {_NOUN[table]} named {name!r}.{near}{_LISTED.get(table, '')}"
-        raise _NOT_FOUND[table](detail, field=field)
+        raise NotFound(detail, _NOUN[table], field=field)
     return row
 
 
@@ -115,7 +98,8 @@ def remove(session: Session, row: Named) -> None:
     """Delete a row and all rows that belong to it. Raises the not-found error if it is gone."""
     table = type(row)
     if changed_rows(session, delete(table).where(table.id == row.id)) == 0:
-        raise _NOT_FOUND[table](f"There is no {_NOUN[table]} named {row.name!r}.", field="name")
+        detail = f"There is no {_NOUN[table]} named {row.name!r}."
+        raise NotFound(detail, _NOUN[table], field="name")
 
 
 def page(

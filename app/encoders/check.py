@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from app.anchors import from_store as store_anchors
 from app.anchors import spaces
 from app.anchors.embedding import encode_items, read_inputs
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.encoding import load_model, spec_of
 from app.encoders.models.base import Inputs
@@ -31,7 +31,6 @@ from app.errors import (
 from app.maths.anchors import drift
 from app.maths.anchors.drift import NEAR_DEVIATION
 from app.maths.geometry.space import draw_rows
-from app.request_context import RequestContext
 from app.types import EncoderKind
 
 log = logging.getLogger("anchorage.watch")
@@ -126,12 +125,12 @@ def check_all(services: Services, *, stopping: Callable[[], bool] = lambda: Fals
 
 
 def check_by_name(services: Services, context: RequestContext, name: str) -> EncoderCheck:
-    """Check an encoder now. Raises EncoderNotFound and EncoderNeedsVectors."""
+    """Check an encoder now. Raises NotFound and EncoderNeedsVectors."""
     return _check_and_record(services, context, find_encoder(services, context, name))
 
 
 def find_encoder(services: Services, context: RequestContext, name: str) -> tables.EncoderRow:
-    """Raises EncoderNotFound, and EncoderNeedsVectors for one that the service cannot check."""
+    """Raises NotFound, and EncoderNeedsVectors for one that the service cannot check."""
     with services.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, context.project, name)
     if encoder.model is None:

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from torch import Tensor
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.encoders import incoming
 from app.encoders.check import (
     EQUAL,
@@ -24,7 +24,6 @@ from app.errors import DimensionMismatch, TooManyInputs
 from app.maths.anchors import drift
 from app.maths.anchors.drift import NEAR_DEVIATION, SAME_DEVIATION
 from app.maths.quality.metrics import unit
-from app.request_context import RequestContext
 
 #: most inputs that a client sends: each is encoded about 20 times when the vectors differ
 MAX_SENT_INPUTS = 64
@@ -41,7 +40,7 @@ def compare_with_client(
 ) -> EncoderCheck:
     """Encode the inputs, and compare the vectors with the client's. Records nothing.
 
-    Raises EncoderNotFound, TooManyInputs, DimensionMismatch, Overloaded, and the errors of
+    Raises NotFound, TooManyInputs, DimensionMismatch, Overloaded, and the errors of
     `encode`.
     """
     encoder = find_encoder(services, context, name)

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from app.context import Limits, Services
+from app.context import Limits, RequestContext, Services
 from app.db import tables
 from app.encoders.incoming import checked_vectors
 from app.encoders.models.base import EncoderModel, EncoderSpec, Input, Inputs
@@ -33,7 +33,6 @@ from app.errors import (
     blaming,
 )
 from app.maths.geometry.space import check_vectors
-from app.request_context import RequestContext
 from app.types import InputRole, Modality
 
 #: inputs of one piece; the next piece is prepared while one runs

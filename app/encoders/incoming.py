@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from app.context import ANSWER_NUMBER_BYTES, Limits, Services
+from app.context import ANSWER_NUMBER_BYTES, Limits, RequestContext, Services
 from app.errors import TooManyVectors, blaming
 from app.maths.geometry import space as spaces
-from app.request_context import RequestContext
 
 
 def checked_vectors(

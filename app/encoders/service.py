@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from app.access.audit import record_audit
 from app.access.name_lookup import refuse_in_use, require_free
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.encoding import load_current_model, spec_of
 from app.encoders.schemas import NewEncoder
 from app.errors import InvalidRequest
 from app.openai import queries as aliases
-from app.request_context import RequestContext
 from app.stores import queries as stores
 from app.types import Modality
 
@@ -53,7 +52,7 @@ def create_encoder(
 
 
 def delete_encoder(services: Services, context: RequestContext, name: str) -> None:
-    """Raises EncoderNotFound, InUse."""
+    """Raises NotFound, InUse."""
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.EncoderRow, context.project, name)
         users = resources.users_of_encoder(session, row) + stores.stores_of_encoder(session, row)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.heads import service
 from app.heads.schemas import Head, HeadPage, NewHead, StitchAnswer, StitchRequest
@@ -18,7 +18,6 @@ from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.problems import documented
 from app.jobs.answers import FIT_QUEUED
 from app.ops import metrics
-from app.request_context import RequestContext
 from app.translate.fields import row_flags, warning_members
 
 router = APIRouter(tags=["Classify"])

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from app.access import name_lookup
 from app.access.audit import record_audit
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders import encoding, incoming
 from app.encoders.models.base import Inputs
@@ -21,7 +21,6 @@ from app.heads import linear, onnx
 from app.heads.linear import LinearHead
 from app.heads.onnx import OnnxHead
 from app.heads.schemas import NewHead, StitchRequest
-from app.request_context import RequestContext
 from app.translate import fit as translators
 from app.translate.fit import FitRequest
 from app.translate.service import MappedVectors, MapRequest, Relation, Translation, apply_map
@@ -145,7 +144,7 @@ def _make_model(services: Services, new: NewHead, dim: int) -> Head:
 
 
 def delete_head(services: Services, context: RequestContext, name: str) -> None:
-    """Delete a head. Raises HeadNotFound."""
+    """Delete a head. Raises NotFound."""
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.HeadRow, context.project, name)
         resources.remove(session, row)

@@ -26,11 +26,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.context import Caller, RequestContext
 from app.errors import AnchorageError, HostNotAllowed, OriginNotAllowed, Unauthenticated
 from app.http import bodies, docs, problems
 from app.http.rates import Rates
 from app.ops import metrics
-from app.request_context import Caller, RequestContext
 from app.turns import Turns
 
 log = logging.getLogger("anchorage.request")

@@ -24,7 +24,7 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -38,7 +38,6 @@ from app.http import npy as npy_files
 from app.http.field_errors import Place, located
 from app.http.fields import Body
 from app.http.problems import Problem
-from app.request_context import RequestContext
 from app.types import Scope
 
 Data = bytes | memoryview

@@ -9,10 +9,9 @@ from fastapi import Depends, Path, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, SecurityScopes
 from pydantic import AfterValidator, AwareDatetime
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.http.bodies import bearer, context_of
 from app.http.fields import NAME_PATTERN
-from app.request_context import RequestContext
 from app.types import Scope
 
 

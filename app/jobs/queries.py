@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, aliased, defer
 from app.db import leases
 from app.db.statements import changed_rows
 from app.db.tables import JobRow
-from app.errors import JobNotFound
+from app.errors import NotFound
 from app.types import JobKind, JobState
 
 UNFINISHED = JobRow.finished_at.is_(None)
@@ -212,7 +212,7 @@ def job(session: Session, project: str, job_id: str) -> JobRow:
     """Return the job."""
     row = session.scalar(select(JobRow).where(JobRow.project == project, JobRow.id == job_id))
     if row is None:
-        raise JobNotFound(f"There is no job {job_id!r}.", field="id")
+        raise NotFound(f"There is no job {job_id!r}.", "job", field="id")
     return row
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.access.audit import record_audit
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import leases, tables
 from app.errors import (
     JobFinished,
@@ -16,7 +16,6 @@ from app.errors import (
     TooManyJobs,
 )
 from app.jobs import queries as jobs
-from app.request_context import RequestContext
 from app.types import JobKind, JobState
 
 #: most unfinished jobs of one project, and of all together
@@ -65,7 +64,7 @@ def submit_job(
 def cancel_job(services: Services, context: RequestContext, job_id: str) -> tables.JobRow:
     """Cancel a job: at once when it is queued, at its next step when it runs.
 
-    Raises JobNotFound, JobFinished.
+    Raises NotFound, JobFinished.
     """
     with services.db.transaction() as session:
         row = jobs.job(session, context.project, job_id)

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.device_failures import is_device_failure
 from app.encoders import encoding
 from app.errors import AddressNotListed, AnchorageError, StoreChanged
 from app.moves.maps import MappedPage, MigrationMaps, OneWayMap, load_maps
-from app.request_context import RequestContext
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.stores.port import Changes, Migration, NewVectors, Store, StoreId, StoreVectors
 from app.types import MigrationState

@@ -10,14 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders import encoding
 from app.errors import AnchorageError
 from app.maths.relevance.advice import UNIT_COSTS, AdvisedOption
 from app.moves.maps import MigrationMaps
 from app.moves.reading import StoreReading
-from app.request_context import RequestContext
 from app.types import EncoderKind, InputRole
 
 log = logging.getLogger("anchorage.migration")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.http.bodies import json_body, read_no_body
 from app.http.deps import Limit, Moment, Reads, Svc, WriteContext
 from app.http.fields import NAME_PATTERN
@@ -14,7 +14,6 @@ from app.http.problems import documented
 from app.jobs.schemas import Job
 from app.moves import plan, service, steps
 from app.moves.schemas import MigrationAnswer, MigrationList, NewMigration
-from app.request_context import RequestContext
 
 router = APIRouter(prefix="/migrations", tags=["Migrate"])
 

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from app.anchors import made_pairs, spaces
 from app.anchors.samples import SAMPLE_TENSOR
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.errors import Conflict, OutOfRange
 from app.maths.anchors.known_rows import find_known_rows, index_known_rows
 from app.maths.geometry.space import LARGEST_MAGNITUDE
 from app.maths.translators.translator import Translator, apply_into
-from app.request_context import RequestContext
 from app.stores.port import StoreVectors
 from app.translate import fit as translators
 from app.translate import warnings

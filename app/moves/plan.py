@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from app.access.audit import record_audit
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.errors import (
     Conflict,
@@ -35,7 +35,6 @@ from app.moves.reading import (
 )
 from app.moves.schemas import NewMigration
 from app.moves.service import possible_calls
-from app.request_context import RequestContext
 from app.search import advice
 from app.search.advice import AdviceFacts
 from app.stores import queries as store_queries

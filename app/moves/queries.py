@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from app.db.statements import changed_rows
 from app.db.tables import JobRow, MigrationRow, StoreRow, now
-from app.errors import MigrationNotFound
+from app.errors import NotFound
 from app.types import MigrationState
 
 #: the member of `position` that names a step, from before the store changes until the row has
@@ -23,7 +23,7 @@ def migration(session: Session, project: str, migration_id: str) -> MigrationRow
     """Return a migration of the project."""
     row = session.get(MigrationRow, migration_id, populate_existing=True)
     if row is None or row.project != project:
-        raise MigrationNotFound(f"There is no migration {migration_id!r}.", field="id")
+        raise NotFound(f"There is no migration {migration_id!r}.", "migration", field="id")
     return row
 
 

@@ -10,13 +10,12 @@ from typing import Any, Literal
 from sqlalchemy.orm import Session
 
 from app.access.audit import record_audit
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.errors import MigrationActive, WrongState
 from app.jobs import queries as job_queries
 from app.jobs.submission import submit_job
 from app.moves import queries
-from app.request_context import RequestContext
 from app.stores.registry import EMBEDDED, has_cutover
 from app.types import JobKind, JobState, MigrationState
 
@@ -112,7 +111,7 @@ class MigrationStatus:
 
 
 def find_migration(services: Services, project: str, migration_id: str) -> MigrationStatus:
-    """Return a migration of the project. Raises MigrationNotFound."""
+    """Return a migration of the project. Raises NotFound."""
     with services.db.transaction() as session:
         row = queries.migration(session, project, migration_id)
         return _with_job(session, row)
@@ -137,7 +136,7 @@ def queue_action(
 ) -> tables.JobRow:
     """Queue a job of a migration: `run`, `verify` or `sync`.
 
-    Raises MigrationNotFound, WrongState, MigrationActive, TooManyJobs and QueueFull.
+    Raises NotFound, WrongState, MigrationActive, TooManyJobs and QueueFull.
     """
     found = find_migration(services, context.project, migration_id)
     refuse_unless_possible(found.row, action, busy=found.is_busy)
@@ -161,7 +160,7 @@ def queue_action(
 def pause(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
     """Ask the run to stop between two batches; one that still waits stops at once.
 
-    Raises MigrationNotFound and WrongState.
+    Raises NotFound and WrongState.
     """
     with services.db.transaction() as session:
         row = queries.migration(session, context.project, migration_id)

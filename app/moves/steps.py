@@ -15,7 +15,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from app.access.audit import record_audit
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.db.statements import changed_rows
 from app.errors import AnchorageError, BelowEstimate, StoreUnavailable, Unavailable
@@ -29,7 +29,6 @@ from app.moves.service import (
     refuse_unless_possible,
 )
 from app.moves.sync import drain_held
-from app.request_context import RequestContext
 from app.stores.registry import has_cutover
 from app.types import MigrationState
 
@@ -43,7 +42,7 @@ STEP_WAIT_S = LEASE_S + 5.0
 def cutover(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
     """Make clients see the new vectors.
 
-    Raises MigrationNotFound, WrongState, MigrationActive, BelowEstimate, Overloaded and the
+    Raises NotFound, WrongState, MigrationActive, BelowEstimate, Overloaded and the
     store's errors.
     """
 

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 
 from app.access.audit import record_audit
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
-from app.db.name_cache import NameKey
+from app.db.cache import NameKey
 from app.encoders import encoding, incoming
 from app.encoders.encoding import EncodedVectors
 from app.encoders.models.base import Input
 from app.errors import (
     Conflict,
-    EncoderNotFound,
     InputTooLong,
     InvalidOption,
     InvalidRequest,
+    NotFound,
     TokensNotRead,
     blaming,
 )
@@ -37,7 +37,6 @@ from app.openai.schemas import (
     RerankRequest,
     RerankResult,
 )
-from app.request_context import RequestContext
 from app.search import native_vectors
 from app.translate import fit as translators
 from app.translate.fit import FitRequest
@@ -66,7 +65,7 @@ class Model:
 def find_model(services: Services, project: str, name: str) -> Model:
     """Return the model of a request, from memory where possible.
 
-    Raises EncoderNotFound, EncoderNeedsVectors, AnchorSetNotFound, AnchorsNotEmbedded.
+    Raises NotFound, EncoderNeedsVectors, AnchorsNotEmbedded.
     """
 
     def look_up() -> Model:
@@ -84,9 +83,10 @@ def _read_id(services: Services, project: str, model: str) -> Model:
     """Return the model of an id that is no alias. Raises what `find_model` raises."""
     match = _MODEL_ID.fullmatch(model)
     if match is None:
-        raise EncoderNotFound(
+        raise NotFound(
             f"There is no model {model[:200]!r}. A model is `encoder`, "
             "`encoder->target@anchor-set` or an alias; /v1/models lists them.",
+            "encoder",
             field="model",
         )
     name, target, anchor_set = match.groups()
@@ -257,7 +257,7 @@ def _put(services: Services, context: RequestContext, name: str, model: str) -> 
 
 
 def delete_alias(services: Services, context: RequestContext, name: str) -> None:
-    """Delete an alias. Raises AliasNotFound."""
+    """Delete an alias. Raises NotFound."""
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AliasRow, context.project, name)
         resources.remove(session, row)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.errors import InvalidRequest, blaming
 from app.jobs import queries as jobs
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
@@ -24,7 +24,6 @@ from app.maths.relevance.advice import (
     rank_options,
 )
 from app.maths.relevance.options import NATIVE_COUNT
-from app.request_context import RequestContext
 from app.search.native import embeds_texts
 from app.search.scoring import comparison_of, default_weight_of
 from app.translate import estimate as translator_reports
@@ -85,7 +84,7 @@ def advise(
 
     newest  take the newest evaluation of the pair; one of an earlier translator does not count
 
-    Raises the not-found, option and vector errors, JobNotFound, InvalidRequest and
+    Raises the not-found, option and vector errors, InvalidRequest and
     Overloaded.
     """
     if request.source == request.target:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.anchors.embedding import read_inputs, write_inputs
 from app.anchors.from_store import STORE_READ_S, require_text_field
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.encoding import encode
 from app.encoders.models.base import Inputs
@@ -28,7 +28,6 @@ from app.maths.relevance.cloze import (
     mean_interval,
     reciprocal_ranks,
 )
-from app.request_context import RequestContext
 from app.search.decide_schemas import CompareRequest
 from app.search.native import embeds_texts
 from app.types import InputRole, JobKind

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.errors import InvalidRequest
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
-from app.request_context import RequestContext
 from app.search.decide_schemas import EvaluateRequest, JudgedFields
 from app.search.judged import JudgedTask, check_judged, judged_of_job
 from app.translate.evaluate import EvaluationTask, check_evaluation

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.anchors import spaces
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders import incoming
 from app.errors import InvalidRequest, MissingField, blaming
@@ -28,7 +28,6 @@ from app.maths.relevance.options import (
 )
 from app.maths.relevance.ranking_metrics import MEASURES, Judgements, collect
 from app.maths.translators.translator import apply
-from app.request_context import RequestContext
 from app.search.decide_schemas import EvaluateRequest
 from app.search.scoring import default_weight_of, difference_of
 from app.translate import evaluate as evaluation

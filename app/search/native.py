@@ -10,12 +10,11 @@ import anyio
 import torch
 from torch import Tensor
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.errors import AnchorageError, InvalidRequest
 from app.maths.relevance import native as maths
 from app.maths.relevance.rescoring import cosines
-from app.request_context import RequestContext
 from app.search.native_vectors import OTHERS, NativeVectors, Shortfall, native_vectors
 from app.search.queries import StoreRowId, row_digest
 from app.search.schemas import NativeOut

@@ -22,12 +22,11 @@ from anyio import to_thread
 from torch import Tensor
 
 from app.access.audit import record_audit
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders import encoding
 from app.errors import AnchorageError, ClientLeft, EncoderUnavailable, Invalid
 from app.ops import metrics
-from app.request_context import RequestContext
 from app.search import queries
 from app.search.queries import StoreRowId, row_digest
 from app.search.schemas import NativeOut
@@ -158,7 +157,7 @@ def delete_vectors(
 ) -> int:
     """Delete the vectors of the texts of a store's rows, or of one row; return their number.
 
-    Raises StoreNotFound.
+    Raises NotFound.
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.StoreRow, context.project, store)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders import encoding, incoming
 from app.encoders.models.base import Inputs
@@ -24,7 +24,6 @@ from app.errors import (
     blaming,
 )
 from app.moves.queries import STEP
-from app.request_context import RequestContext
 from app.search.native import USUAL_NATIVE, require_texts_encoder
 from app.search.schemas import StoreSearchMode, StoreSearchRequest
 from app.search.scoring import refuse_fields_of_fuse, sent_old_queries

@@ -10,13 +10,12 @@ from anyio import to_thread
 from torch import Tensor
 
 from app.access.name_lookup import find_by_name
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders import encoding
 from app.encoders.models.base import Inputs
 from app.errors import InvalidRequest, MissingField, NotExactlyOne, TooManyVectors
 from app.maths.translators.translator import no_flags
-from app.request_context import RequestContext
 from app.search.native import USUAL_NATIVE, NativeScoring, embeds_texts, require_texts_encoder
 from app.search.queries import StoreRowId
 from app.search.schemas import RescoreRequest

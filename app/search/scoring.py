@@ -11,7 +11,7 @@ from anyio import to_thread
 from torch import Tensor
 
 from app.anchors import made_pairs, spaces
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders.encoding import EncodedVectors
 from app.encoders.incoming import checked_vectors
@@ -22,7 +22,6 @@ from app.maths.relevance import rescoring as maths
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import ProductPrecision, no_flags
-from app.request_context import RequestContext
 from app.search.native import NativeScoring, order_natively
 from app.search.schemas import NativeOut, RescoreRequest, StoreSearchRequest, WeightSource
 from app.translate.maps import ServedMap

@@ -15,9 +15,8 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.errors import Invalid, StoreChanged, WrongState
-from app.request_context import RequestContext
 from app.search.native import NativeScoring, texts_of_store
 from app.search.plan import SearchPlan, plan_search, refuse_unsettled
 from app.search.schemas import StoreSearchRequest
@@ -41,7 +40,7 @@ async def search_store(
 
     The store's answer is waited for on the event loop, and holds no thread.
 
-    Raises StoreNotFound, the not-found, option and vector errors, NotExactlyOne, MissingField,
+    Raises the not-found, option and vector errors, NotExactlyOne, MissingField,
     InvalidRequest, WrongState, TooManyVectors, StoreChanged, and the errors of `encode` and
     `StoreHandles.ask`.
     """

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from app.access.audit import record_audit
 from app.access.name_lookup import refuse_in_use
 from app.anchors import spaces
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.errors import (
     AddressNotListed,
@@ -24,7 +24,6 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.maths.anchors.space_match import LEAST_SHARE, UNUSUAL_SHARE, SpaceMatch, match_space
-from app.request_context import RequestContext
 from app.stores import queries as store_queries
 from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.port import Capabilities, Store, StoreFacts, StoreId, StoreVectors
@@ -67,7 +66,7 @@ class StoreReport:
 def create_store(services: Services, context: RequestContext, new: NewStore) -> StoreReport:
     """Connect a store, read its facts, compare its vectors with the anchors, and add its row.
 
-    Raises NameTaken, EncoderNotFound, AddressNotListed, InvalidRequest, InvalidOption,
+    Raises NameTaken, NotFound, AddressNotListed, InvalidRequest, InvalidOption,
     DimensionMismatch, StoreUnsupported, and the errors of `call_row`.
     """
     _check_collection(new)
@@ -110,7 +109,7 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
 
 
 def _require_names(session: Session, context: RequestContext, new: NewStore) -> tables.EncoderRow:
-    """Return the encoder. Raises EncoderNotFound, NameTaken."""
+    """Return the encoder. Raises NotFound, NameTaken."""
     resources.require_free(session, tables.StoreRow, context.project, new.name)
     return resources.by_name(
         session, tables.EncoderRow, context.project, new.encoder, field="encoder"
@@ -120,7 +119,7 @@ def _require_names(session: Session, context: RequestContext, new: NewStore) -> 
 async def look_at_store(services: Services, project: str, name: str) -> StoreReport:
     """Read a store's facts and a sample, and compare the sample with the anchors.
 
-    No thread that answers requests waits for the store. Raises StoreNotFound, and the errors of
+    No thread that answers requests waits for the store. Raises NotFound, and the errors of
     `StoreHandles.ask`.
     """
     row = await to_thread.run_sync(find_store, services, project, name)
@@ -206,7 +205,7 @@ def call_row(
 
 
 def find_store(services: Services, project: str, name: str) -> tables.StoreRow:
-    """Return the row of a store, without connecting. Raises StoreNotFound."""
+    """Return the row of a store, without connecting. Raises NotFound."""
     with services.db.transaction() as session:
         return resources.by_name(session, tables.StoreRow, project, name)
 
@@ -214,7 +213,7 @@ def find_store(services: Services, project: str, name: str) -> tables.StoreRow:
 def delete_store(services: Services, context: RequestContext, name: str) -> None:
     """Forget a store and its ended migrations. Changes nothing in the store itself.
 
-    Raises StoreNotFound, and InUse until its migration has ended.
+    Raises NotFound, and InUse until its migration has ended.
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.StoreRow, context.project, name)

@@ -62,7 +62,7 @@ def find_with_report(
 ) -> tables.TranslatorRow:
     """Return a translator's row with its report, measured now if it has none.
 
-    Raises TranslatorNotFound, Overloaded.
+    Raises NotFound, Overloaded.
     """
     row = find_translator(services, project, content, between=between)
     current = facts(row)

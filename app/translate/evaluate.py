@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.anchors import spaces
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders import incoming
 from app.errors import InvalidRequest, MissingField, blaming
@@ -19,7 +19,6 @@ from app.maths.quality import metrics
 from app.maths.quality.metrics import CosineBlockFunction, bootstrap_interval
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import Translator, apply
-from app.request_context import RequestContext
 from app.translate import fit as translators
 
 #: most multiplications of an evaluation without a job: about a second of one core

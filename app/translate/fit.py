@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 
 from app.access.audit import record_audit
 from app.anchors import made_pairs
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import resources, tables
-from app.db.cache import Key, dataclass_codec
-from app.db.name_cache import NameKey
+from app.db.cache import Key, NameKey
+from app.db.redis import dataclass_codec
 from app.errors import Conflict, UnknownOption
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
@@ -26,7 +26,6 @@ from app.maths.quality import cost
 from app.maths.translators import methods
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator, content_hash
-from app.request_context import RequestContext
 from app.translate import estimate, fit_anchors, fit_queue, queries
 from app.translate.maps import ServedMap
 from app.translate.warnings import AnswerWarning
@@ -197,7 +196,7 @@ def read_file(
 ) -> bytes:
     """Return the safetensors file of a translator, by its id.
 
-    Raises TranslatorNotFound, Overloaded, TooMuchAtOnce, and Conflict if its anchors have other
+    Raises NotFound, Overloaded, TooMuchAtOnce, and Conflict if its anchors have other
     weights today.
     """
     row = estimate.find_translator(services, context.project, content)

@@ -12,15 +12,15 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Generic, TypeVar, cast
 
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
-from app.db.cache import Key, TensorCodec
+from app.db.cache import Key
+from app.db.redis import TensorCodec
 from app.errors import AnchorageError, Conflict, FitQueued, InvalidOption, TooManyJobs
 from app.jobs import queries as jobs
 from app.jobs.submission import submit_job
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator
-from app.request_context import RequestContext
 from app.types import JobKind, JobState
 
 Value = TypeVar("Value", Translator, Decoder)

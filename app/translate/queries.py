@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, aliased, defer
 
 from app.db.statements import changed_rows
 from app.db.tables import TranslatorRow
-from app.errors import TranslatorNotFound
+from app.errors import NotFound
 
 
 def find(
@@ -35,7 +35,7 @@ def find(
     oldest = wanted.order_by(TranslatorRow.created_at).limit(1)
     row = session.scalar(oldest)
     if row is None:
-        raise TranslatorNotFound(f"There is no translator {content!r}.", field="id")
+        raise NotFound(f"There is no translator {content!r}.", "translator", field="id")
     return row
 
 

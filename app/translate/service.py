@@ -15,10 +15,10 @@ from anyio import to_thread
 from torch import Tensor
 
 from app.anchors import spaces
-from app.context import ANSWER_NUMBER_BYTES, Limits, Services
+from app.context import ANSWER_NUMBER_BYTES, Limits, RequestContext, Services
 from app.db import tables
-from app.db.cache import Key, dataclass_codec
-from app.db.name_cache import NameKey
+from app.db.cache import Key, NameKey
+from app.db.redis import dataclass_codec
 from app.encoders import encoding, incoming
 from app.encoders.models.base import Inputs
 from app.errors import AnchorageError, InvalidOption, UnknownOption, blaming
@@ -28,7 +28,6 @@ from app.maths.quality.cost import fit_seconds
 from app.maths.translators import linear, methods
 from app.maths.translators.decoder import Decoder, TranslatedRows
 from app.maths.translators.translator import ProductPrecision
-from app.request_context import RequestContext
 from app.translate import estimate, fit_queue, warnings
 from app.translate import fit as translators
 from app.translate.fit import FitRequest, SpacePair, pair_name

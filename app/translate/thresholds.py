@@ -22,7 +22,7 @@ def convert_threshold(
 
     scores  what replaces the source's cosine
 
-    Raises TranslatorNotFound, TooFewAnchors, Overloaded.
+    Raises NotFound, TooFewAnchors, Overloaded.
     """
     row = find_translator(services, project, translator)
     fit: Key = (row.method, canonical_json(row.options), row.weights)

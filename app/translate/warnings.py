@@ -16,7 +16,7 @@ from app.anchors.findings import are_few
 from app.anchors.samples import compare_pair
 from app.context import Services
 from app.db import tables
-from app.db.cache import TensorCodec
+from app.db.redis import TensorCodec
 from app.maths.anchors.mismatch import judge_relatedness
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 

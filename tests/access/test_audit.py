@@ -8,7 +8,7 @@ from app.access import audit
 from app.access import queries as access
 from app.access import service as api_keys
 from app.anchors import service as anchor_sets
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders import service as encoders
 from app.heads import service as heads
@@ -16,7 +16,6 @@ from app.heads.schemas import NewHead
 from app.jobs import submission
 from app.jobs import worker as runner
 from app.jobs.leases import Leases
-from app.request_context import RequestContext
 from app.translate import fit as translators
 from app.types import JobKind, Scope
 from tests.helpers import CONTEXT, PROJECT, create_encoder

@@ -16,16 +16,15 @@ from sqlalchemy import select
 from app.access import queries as access
 from app.access import service as api_keys
 from app.access.service import KeyRing
-from app.context import Services
+from app.context import Caller, RequestContext, Services
 from app.db import tables
 from app.errors import (
-    ApiKeyNotFound,
     Conflict,
     DatabaseUnavailable,
     InvalidRequest,
+    NotFound,
     Unauthenticated,
 )
-from app.request_context import Caller, RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
@@ -212,9 +211,9 @@ def test_a_revoked_key_opens_nothing_and_revoking_twice_is_no_error(services):
 
 def test_another_project_neither_rotates_nor_revokes_a_key(services):
     row, key = make(services)
-    with pytest.raises(ApiKeyNotFound):
+    with pytest.raises(NotFound):
         api_keys.revoke_key(services, RequestContext("q"), row.id)
-    with pytest.raises(ApiKeyNotFound):
+    with pytest.raises(NotFound):
         api_keys.rotate_key(services, RequestContext("q"), row.id, grace_s=0)
     assert opens(services, key)
 

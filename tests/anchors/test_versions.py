@@ -12,13 +12,12 @@ import torch
 from sqlalchemy import event
 
 from app.anchors import service as anchor_sets
-from app.context import Services
-from app.db import name_cache
+from app.context import RequestContext, Services
+from app.db import cache
 from app.encoders import service as encoders
-from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound
+from app.errors import Conflict, NotFound
 from app.heads import service as heads
 from app.heads.schemas import NewHead, StitchRequest
-from app.request_context import RequestContext
 from app.translate import fit as translators
 from app.translate import service as apply
 from tests.helpers import PROJECT, another_process, create_encoder
@@ -115,7 +114,7 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
     reader, other, monkeypatch, ask
 ):
     """By another process, before each of the request's statements in turn."""
-    monkeypatch.setattr(name_cache, "MEMORY_S", 3600.0)
+    monkeypatch.setattr(cache, "MEMORY_S", 3600.0)
     right = []
     for version in (1, 2):
         make(other, f"quiet {version}", version)
@@ -130,7 +129,7 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
             delete(other, PROJECT)
             make(other, PROJECT, 2)
 
-        gone = (Conflict, AnchorSetNotFound, EncoderNotFound)  # AnchorsNotEmbedded is a Conflict
+        gone = (Conflict, NotFound)  # AnchorsNotEmbedded is a Conflict
         with before_statement(reader, number, change) as changed, suppress(*gone):
             found = ask(reader, PROJECT)
         if found is not None:
@@ -146,7 +145,7 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
 @pytest.mark.parametrize("ask", [translated, stitched])
 def test_while_names_are_remembered_an_answer_is_by_one_version(reader, other, monkeypatch, ask):
     """Whichever of the names the other process remembers from before."""
-    monkeypatch.setattr(name_cache, "MEMORY_S", 3600.0)
+    monkeypatch.setattr(cache, "MEMORY_S", 3600.0)
     right = []
     for version in (1, 2):
         make(other, f"quiet {version}", version)
@@ -160,6 +159,6 @@ def test_while_names_are_remembered_an_answer_is_by_one_version(reader, other, m
         reader.names.forget()
         reader.names._known.update(remembered)
         del reader.names._known[forgotten]
-        with suppress(Conflict, AnchorSetNotFound, EncoderNotFound):
+        with suppress(Conflict, NotFound):
             found = ask(reader, PROJECT)
             assert any(torch.allclose(found, each, atol=1e-5) for each in right)

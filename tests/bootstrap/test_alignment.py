@@ -125,7 +125,7 @@ def test_an_alignment_ends_in_a_set_a_translator_and_an_estimate(made, clouds):
     assert torch.allclose(kept["new"].mean(dim=0), y.mean(dim=0), atol=0.1)
     distance = (kept["new"] - y.mean(dim=0)).norm(dim=1)
     assert torch.allclose(distance, (y - y.mean(dim=0)).norm(dim=1).mean(), rtol=0.01)
-    with pytest.raises(errors.PairsNotFound, match="made"):
+    with pytest.raises(errors.NotFound, match="made"):
         anchor_sets.load_pairs(services, PROJECT, "made")
 
 
@@ -155,7 +155,7 @@ def test_spaces_that_do_not_align_end_the_job_and_nothing_is_made(quick, clouds)
     assert (row.error["code"], row.error["field"]) == ("spaces-not-aligned", "target_pool")
     assert row.error["estimate"]["right"] < 0.1
     assert "seeds" in row.error["detail"]
-    with pytest.raises(errors.AnchorSetNotFound), quick.db.transaction() as session:
+    with pytest.raises(errors.NotFound), quick.db.transaction() as session:
         resources.by_name(session, tables.AnchorSetRow, PROJECT, "made")
 
 

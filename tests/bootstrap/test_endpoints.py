@@ -11,9 +11,9 @@ import torch
 from app.anchors import service as anchor_sets
 from app.bootstrap import service as bootstrap
 from app.bootstrap.run import load_items
+from app.context import RequestContext
 from app.db import resources
 from app.http import media_types
-from app.request_context import RequestContext
 
 JSON, NPY = "application/json", media_types.NPY
 PAIRS = [[i, i] for i in range(12)]

@@ -18,7 +18,7 @@ from app.context import Limits
 from app.db import resources, tables
 from app.encoders import encoding
 from app.encoders import service as encoders
-from app.errors import Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, StorageUnavailable
+from app.errors import Conflict, NotFound, OffsetMismatch, PoolTooLarge, StorageUnavailable
 from app.ops import retention
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, age, create_encoder, files, run, some
 
@@ -94,7 +94,7 @@ def test_of_pieces_of_one_moment_one_is_added(stocked_services):
 def test_a_piece_for_a_pool_deleted_meanwhile_finds_none(stocked_services, meanwhile):
     make(stocked_services)
     meanwhile(lambda: bootstrap.delete_pool(stocked_services, CONTEXT, "pool"))
-    with pytest.raises(PoolNotFound):
+    with pytest.raises(NotFound):
         add(stocked_services, 10, some(5, 3))
 
 

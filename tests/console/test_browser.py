@@ -19,9 +19,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from anchorage_client import Client
 from app.access.service import create_key
+from app.context import RequestContext
 from app.db.tables import Base, EncoderRow, JobRow, StoreRow, now
 from app.main import create_app
-from app.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from tests.serving import listening

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.db import name_cache as module
-from app.db.name_cache import NameCache, NameKey
-from app.errors import AnchorSetNotFound, DatabaseUnavailable
+from app.db import cache as module
+from app.db.cache import NameCache, NameKey
+from app.errors import DatabaseUnavailable, NotFound
 
 X = NameKey("p", "encoders", ("x",))
 
@@ -102,8 +102,8 @@ def test_while_the_database_is_away_what_was_found_within_a_minute_stays_true(mo
     assert names.find(X) == "old" == names.find_or(X, raising(AssertionError("it is remembered")))
     away = False
     assert look_up(names, "new") == "new"
-    with pytest.raises(AnchorSetNotFound):
-        names.find_or(X, raising(AnchorSetNotFound("it was deleted")))
+    with pytest.raises(NotFound):
+        names.find_or(X, raising(NotFound("it was deleted")))
     away = True
     assert names.find(X) is None
     with pytest.raises(DatabaseUnavailable):

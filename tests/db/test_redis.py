@@ -19,19 +19,10 @@ from redis import Redis
 from torch import Tensor
 
 from app.anchors.spaces import SPACE
-from app.db import cache as cache_module
 from app.db import redis as connect_module
 from app.db.budget import TextBudget
-from app.db.cache import (
-    MAGIC,
-    Cache,
-    CorruptEntry,
-    RedisStore,
-    TensorCodec,
-    pack,
-    unpack,
-)
-from app.db.redis import OptionalRedis
+from app.db.cache import Cache
+from app.db.redis import MAGIC, CorruptEntry, OptionalRedis, RedisStore, TensorCodec, pack, unpack
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
 from app.translate.fit import TRANSLATOR
@@ -171,7 +162,7 @@ def test_nothing_is_ever_unpickled(store, client, redis_prefix, tmp_path):
     ask(store, "a", torch.ones(3))
     (name,) = entries(client, redis_prefix)
     payload = pickle.dumps(Bomb())
-    for data in (payload, MAGIC + cache_module._digest(b"a", payload) + payload):
+    for data in (payload, MAGIC + connect_module._digest(b"a", payload) + payload):
         client.set(name, data)
         assert torch.equal(ask(store, "a", torch.ones(3)), torch.ones(3))
     assert not touched.exists()
@@ -182,7 +173,7 @@ def test_nothing_is_ever_unpickled(store, client, redis_prefix, tmp_path):
 DAMAGES = {
     "empty": lambda data: b"",
     "a bit of the payload": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-    "no safetensors": lambda data: MAGIC + cache_module._digest(b"a", b"rubbish") + b"rubbish",
+    "no safetensors": lambda data: MAGIC + connect_module._digest(b"a", b"rubbish") + b"rubbish",
     "another key's": lambda data: pack(b"b", {"matrix": torch.zeros(3)}),
 }
 
@@ -195,7 +186,7 @@ def test_a_damaged_entry_is_made_anew_and_overwritten_with_a_good_one(
     made: list[str] = []
     ask(store, "a", torch.ones(3), made, kind)
     (name,) = entries(client, redis_prefix)
-    assert 0 < client.ttl(name) <= cache_module.ENTRY_S
+    assert 0 < client.ttl(name) <= connect_module.ENTRY_S
     client.set(name, DAMAGES[damage](client.get(name)))
     before = counted(kind)
     assert torch.equal(ask(store, "a", torch.ones(3), made, kind), torch.ones(3))
@@ -218,7 +209,7 @@ def test_no_flipped_byte_goes_unnoticed(place, flip):
 
 
 def test_an_entry_above_the_limit_is_served_and_not_kept(store, client, redis_prefix, monkeypatch):
-    monkeypatch.setattr(cache_module, "LARGEST_ENTRY", 1000)
+    monkeypatch.setattr(connect_module, "LARGEST_ENTRY", 1000)
     made: list[str] = []
     for name, size in (("small", 16), ("large", 1000)) * 2:
         assert len(ask(store, name, torch.zeros(size), made)) == size

@@ -10,10 +10,8 @@ from app import errors
 from app.db import resources, tables
 from app.db.session import Database
 from app.errors import (
-    AnchorSetNotFound,
-    EncoderNotFound,
-    JobNotFound,
     NameTaken,
+    NotFound,
 )
 from app.jobs import queries as job_queries
 from app.ops import retention
@@ -59,15 +57,15 @@ def test_names_are_found_in_their_project_only(db):
     with db.transaction() as session:
         assert resources.by_name(session, tables.EncoderRow, "p", "a").dim == 1
         assert resources.by_name(session, tables.EncoderRow, "q", "a").dim == 3
-        with pytest.raises(EncoderNotFound):
+        with pytest.raises(NotFound):
             resources.by_name(session, tables.EncoderRow, "q", "b")
 
 
 @pytest.mark.parametrize(
     ("table", "error"),
     [
-        (tables.EncoderRow, EncoderNotFound),
-        (tables.AnchorSetRow, AnchorSetNotFound),
+        (tables.EncoderRow, NotFound),
+        (tables.AnchorSetRow, NotFound),
     ],
 )
 def test_what_is_not_there_names_itself_and_the_field(db, table, error):
@@ -159,7 +157,7 @@ def test_jobs_are_confined_to_the_project_and_come_newest_first(db):
             row.id for row in job_queries.jobs(session, "p", state=None, before=before, limit=9)
         ] == [rows[1].id, rows[0].id]
         assert job_queries.job(session, "p", rows[0].id).id == rows[0].id
-        with pytest.raises(JobNotFound):
+        with pytest.raises(NotFound):
             job_queries.job(session, "q", rows[0].id)
 
 
@@ -193,7 +191,7 @@ def test_translators_are_found_by_content_the_oldest_first(db):
         assert translators.touch(session, row, now=DAY)
         assert translators.find(session, "p", "tr_1") is row
         for project, content in (("q", "tr_1"), ("p", "tr_2")):
-            with pytest.raises(errors.TranslatorNotFound):
+            with pytest.raises(errors.NotFound):
                 translators.find(session, project, content)
 
 

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from app.access import service as api_keys
-from app.request_context import RequestContext
+from app.context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services

@@ -19,8 +19,8 @@ from schemathesis.specs.openapi import checks as openapi_checks
 
 from anchorage_client import Client
 from app.access.service import create_key
+from app.context import RequestContext
 from app.main import create_app
-from app.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from tests.encoders.models.remote.endpoints import FakeEndpoint

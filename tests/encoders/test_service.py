@@ -9,7 +9,7 @@ from sqlalchemy import text
 from app.access import queries as access
 from app.anchors import service as anchor_sets
 from app.errors import (
-    AnchorSetNotFound,
+    NotFound,
 )
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT
 
@@ -19,7 +19,7 @@ def test_of_many_deletions_of_one_moment_one_deletes_and_is_written_down(stocked
     def delete(_: int) -> bool:
         try:
             anchor_sets.delete_anchor_set(stocked_services, CONTEXT, "s")
-        except AnchorSetNotFound:
+        except NotFound:
             return False
         return True
 

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import select
 
 from app import errors
+from app.context import RequestContext
 from app.db import tables
 from app.jobs import queries as job_queries
 from app.jobs import submission
-from app.request_context import RequestContext
 from app.types import JobKind
 from tests.helpers import CONTEXT, again
 from tests.jobs.helpers import (

@@ -13,13 +13,13 @@ import psycopg
 import pytest
 from sqlalchemy import select
 
-from app.context import WorkTurns
+from app.context import RequestContext, WorkTurns
 from app.db import tables
 from app.errors import (
     AnchorageError,
     BelowEstimate,
     MigrationActive,
-    MigrationNotFound,
+    NotFound,
     StoreChanged,
     StoreUnavailable,
     StoreUnsupported,
@@ -28,7 +28,6 @@ from app.errors import (
 from app.moves import service as migrations
 from app.moves import steps
 from app.moves.lease import take_lease
-from app.request_context import RequestContext
 from tests.helpers import CONTEXT, again, alter
 from tests.moves.moving import (
     NEW_DIM,
@@ -151,7 +150,7 @@ def test_a_step_is_refused_while_a_job_is_unfinished(verified: Moving) -> None:
 
 
 def test_another_project_finds_no_migration(verified: Moving) -> None:
-    with pytest.raises(MigrationNotFound):
+    with pytest.raises(NotFound):
         steps.cutover(verified.services, RequestContext("other"), verified.id)
 
 

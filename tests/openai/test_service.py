@@ -8,22 +8,20 @@ import pytest
 
 from app.access import queries as access
 from app.anchors import service as anchor_sets
+from app.context import RequestContext
 from app.db import resources, tables
 from app.encoders import encoding
 from app.encoders import service as encoders
 from app.errors import (
-    AliasNotFound,
     AnchorsNotEmbedded,
     Conflict,
     EncoderNeedsVectors,
-    EncoderNotFound,
     InUse,
     NameTaken,
     NotFound,
 )
 from app.openai import queries, service
 from app.openai.schemas import EmbeddingsRequest
-from app.request_context import RequestContext
 from app.translate import fit as translators
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, create_encoder, some
 
@@ -59,7 +57,7 @@ def resolved(services, name, project=PROJECT):
     """The encoder, target and anchor set of a model; None for one that is not there."""
     try:
         model = service.find_model(services, project, name)
-    except EncoderNotFound:
+    except NotFound:
         return None
     fit = model.fit
     return model.encoder.name, fit and fit.target, fit and fit.anchor_set
@@ -80,16 +78,16 @@ def test_an_alias_stands_for_every_kind_of_model_in_its_project_only(named, mode
     assert resolved(named, "x", OTHERS.project) is None
     service.delete_alias(named, CONTEXT, "x")
     assert resolved(named, "x") is None
-    with pytest.raises(AliasNotFound):
+    with pytest.raises(NotFound):
         service.delete_alias(named, CONTEXT, "x")
 
 
 @pytest.mark.parametrize(
     ("model", "error"),
     [
-        ("m->b", EncoderNotFound),
-        ("nothing", EncoderNotFound),
-        ("alias", EncoderNotFound),
+        ("m->b", NotFound),
+        ("nothing", NotFound),
+        ("alias", NotFound),
         ("m->nothing@s", NotFound),
         ("m->b@nothing", NotFound),
         ("a->b@s", EncoderNeedsVectors),

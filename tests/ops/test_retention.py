@@ -12,7 +12,7 @@ from sqlalchemy import event, func, select, update
 from app.context import Services
 from app.db import tables
 from app.db.cache import Cache
-from app.errors import TranslatorNotFound
+from app.errors import NotFound
 from app.ops import retention
 from app.translate import estimate
 from app.translate import fit as translators
@@ -136,7 +136,7 @@ def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_sam
     content = fitted(stocked_services)
     services = unused_for(stocked_services, 92)
     retention.delete_old(services)
-    with pytest.raises(TranslatorNotFound):
+    with pytest.raises(NotFound):
         estimate.find_with_report(services, PROJECT, content)
     assert fitted(services) == content
     assert estimate.find_with_report(services, PROJECT, content).report is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from app.context import Services
-from app.db import name_cache
+from app.db import cache
 from app.search import scoring
 from app.search.rescoring import rescore
 from app.search.schemas import RescoreRequest
@@ -29,7 +29,7 @@ def request(*blocks: torch.Tensor) -> RescoreRequest:
 def test_a_warm_pair_needs_no_database(
     stocked_services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name_cache, "MEMORY_S", 60.0)  # a busy machine takes longer
+    monkeypatch.setattr(cache, "MEMORY_S", 60.0)  # a busy machine takes longer
     stored = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
     asked = request(stored[:9], stored[9:])
     cold = asyncio.run(rescore(stocked_services, CONTEXT, asked))

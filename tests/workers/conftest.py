@@ -14,12 +14,11 @@ import torch
 
 from app.bootstrap import service as bootstrapping
 from app.bootstrap.schemas import BootstrapRequest
-from app.context import Services
+from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders import service as encoders
 from app.encoders.schemas import NewEncoder
 from app.errors import DatabaseUnavailable, NameTaken
-from app.request_context import RequestContext
 from app.settings import Settings
 from app.wiring import make_services
 from tests.waiting import slack

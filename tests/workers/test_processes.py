@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.context import RequestContext
 from app.db import tables
 from app.jobs import submission
 from app.jobs import worker as runner
 from app.jobs.supervisor import CANNOT_START
 from app.ops.devices import devices
-from app.request_context import RequestContext
 from app.settings import Settings
 from app.types import JobState
 from tests.waiting import until

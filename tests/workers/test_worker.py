@@ -9,10 +9,10 @@ from datetime import timedelta
 from sqlalchemy import select
 
 from app.access import queries as access
+from app.context import RequestContext
 from app.db import resources, tables
 from app.jobs import submission
 from app.jobs.worker import JobResult
-from app.request_context import RequestContext
 from app.types import JobState
 from tests.waiting import until
 from workers import main as worker_main

@@ -19,7 +19,7 @@ from app.encoders.models.batcher import Batcher, EncodeTask
 from app.encoders.models.remote import encoder as remote
 from app.errors import AnchorageError, EncoderUnavailable
 from app.ops import metrics
-from app.single_flight import SingleFlight
+from app.turns import SingleFlight
 from app.types import EncoderKind
 
 Loader = Callable[[EncoderSpec, ModelSources, str], EncoderModel]

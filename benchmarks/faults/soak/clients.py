@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anchorage_client.vectors import from_json, to_json
-from app.db.name_cache import MEMORY_S
+from app.db.cache import MEMORY_S
 from benchmarks.faults.deployment import dice
 from benchmarks.faults.truth import ALLOWED, DIMS, PROBES, Anchors, deviation, growth, items
 

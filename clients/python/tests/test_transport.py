@@ -24,8 +24,8 @@ from anchorage_client._sync.transport import (
     to_bytes,
 )
 from app.access.service import create_key
+from app.context import RequestContext
 from app.main import create_app
-from app.request_context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from tests.serving import listening, serving
