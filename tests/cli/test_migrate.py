@@ -17,7 +17,7 @@ from pgvector.psycopg import register_vector
 from anchorage_client import Client
 from anchorage_client._sync.jobs import Job
 from tests.cli.conftest import Terminal, said
-from tests.moves.moving import LINEAR, NEW_DIM, OLD_DIM, make_table, old_vectors, some
+from tests.moves.moving import NEW_DIM, OLD_DIM, items, make_table, new, old, old_vectors
 from tests.pgvector_server import pgvector_server_of_process
 from tests.serving import serving
 
@@ -47,9 +47,9 @@ def terminal(tmp_path: Path, table: str) -> Iterator[Terminal]:
         with Client(url) as client:
             client.encoders.create("old", dim=OLD_DIM)
             client.encoders.create("new", dim=NEW_DIM)
-            old = some(60, OLD_DIM)
-            new = old @ LINEAR + 0.05 * some(60, NEW_DIM, 9)
-            client.anchor_sets.create("pairs", embeddings={"old": old, "new": new})
+            anchors = items(120, 5)
+            embeddings = {"old": old(anchors), "new": new(anchors)}
+            client.anchor_sets.create("pairs", embeddings=embeddings)
             place = {"kind": "pgvector", "address": "main", "collection": table}
             client.stores.create("docs", encoder="old", **place)
         yield Terminal(url=url)
@@ -58,7 +58,7 @@ def terminal(tmp_path: Path, table: str) -> Iterator[Terminal]:
 def test_the_whole_way_and_back(terminal: Terminal, table: str) -> None:
     before = vectors(table)
     printed = terminal.ok("migrate", "plan", "docs", *PAIR, "--no-old-encoder-runs")
-    for words in ("keep", "translate", "re-embed", "The run writes 600 rows of 8 numbers"):
+    for words in ("keep", "translate", "re-embed", "The run writes 600 rows of 16 numbers"):
         assert words in printed
     assert "To begin: anchorage migrate run docs" in printed
     assert "planned" in terminal.ok("migrate", "status", "docs")

@@ -25,11 +25,6 @@ def on_sqlite(on_sqlite: Services, warm_cache: Cache) -> Services:
 
 
 @pytest.fixture
-def on_postgres(on_postgres: Services, warm_cache: Cache) -> Services:
-    return replace(on_postgres, cache=warm_cache)
-
-
-@pytest.fixture
 def begin(on_sqlite: Services, pgvector_server: PgvectorServer) -> Iterator[Callable[..., Moving]]:
     """Plans a migration of a new table."""
     yield lambda *arguments, **plan: begin_moving(on_sqlite, pgvector_server, *arguments, **plan)

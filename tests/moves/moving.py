@@ -1,69 +1,79 @@
-"""A table in PostgreSQL whose rows a test moves to another encoder."""
+"""A table in PostgreSQL, whose rows a test moves from the encoder `old` to the encoder `new`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import psycopg
+import torch
 from pgvector.psycopg import register_vector
 from psycopg.rows import TupleRow
+from torch import Tensor
 
-from app.access.name_lookup import find_by_name
 from app.anchors import service as anchor_sets
 from app.context import Services
 from app.db import tables
-from app.errors import NotFound
 from app.jobs import worker as runner
 from app.jobs.leases import Leases
 from app.moves import service as migrations
-from app.moves.maps import MigrationMaps, build_maps, load_maps
+from app.moves.context import open_migration
+from app.moves.maps import MigrationMaps, load_maps
+from app.moves.plan import plan_migration
+from app.moves.schemas import NewMigration
 from app.stores.handles import StoreAddress
-from app.translate.fit import FitRequest
-from app.types import MigrationState
+from app.stores.schemas import NewStore
+from app.stores.service import create_store
 from tests.helpers import CONTEXT, PROJECT, again, alter, create_encoder, some
 from tests.pgvector_server import PgvectorServer
 from workers.main import RUNNERS
 
-OLD_DIM, NEW_DIM, ROWS = 12, 8, 1200
+OLD_DIM, NEW_DIM, LATENT, ROWS = 24, 16, 10, 1200
 
-#: relates the two encoders, but for a little noise
-LINEAR = some(OLD_DIM, NEW_DIM, 3)
+
+def items(count: int, seed: int) -> Tensor:
+    """Hidden factors of items, which both encoders see."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(12, LATENT, generator=torch.Generator().manual_seed(99))
+    which = torch.randint(12, (count,), generator=generator)
+    return centres[which] + 0.7 * torch.randn(count, LATENT, generator=generator)
+
+
+def encode(factors: Tensor, dim: int, seed: int) -> Tensor:
+    """Unit vectors of an encoder: a linear view of the factors, bent, with noise of its own."""
+    view = some(LATENT, dim, seed)
+    noise = torch.randn(len(factors), dim, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.normalize((factors @ view / 3).tanh() + 0.1 * noise, dim=1)
+
+
+def old(factors: Tensor) -> Tensor:
+    return encode(factors, OLD_DIM, 1)
+
+
+def new(factors: Tensor) -> Tensor:
+    return encode(factors, NEW_DIM, 2)
 
 
 def old_vectors(count: int, seed: int = 20) -> np.ndarray:
-    """Unit vectors of the old encoder."""
-    found = some(count, OLD_DIM, seed).numpy()
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+    """Vectors of other items by the encoder `old`."""
+    return old(items(count, seed)).numpy()
 
 
 @dataclass(frozen=True)
-class Moving:
-    """A migration of a table, and the table as its clients see it."""
+class Table:
+    """The table of the store of its name, as clients see it."""
 
     services: Services
     server: PgvectorServer
     table: str
-    row: tables.MigrationRow
 
-    @property
-    def id(self) -> str:
-        return self.row.id
-
-    @property
-    def now(self) -> migrations.MigrationStatus:
-        return migrations.find_migration(self.services, PROJECT, self.row.id)
-
-    @property
-    def state(self) -> str:
-        return self.now.row.state
-
-    @property
-    def maps(self) -> MigrationMaps:
-        return load_maps(self.services, self.row)
+    def plan(self, **changes: Any) -> Moving:
+        """Plan a migration, as `POST /migrations` does."""
+        named = {"store": self.table, "target": "new", "anchor_set": "pairs", **changes}
+        row = plan_migration(self.services, CONTEXT, NewMigration(**named))
+        return Moving(self.services, self.server, self.table, row)
 
     def connect(self) -> psycopg.Connection[TupleRow]:
         connection = psycopg.connect(self.server.url, autocommit=True)
@@ -82,17 +92,6 @@ class Moving:
             rows = connection.execute(query).fetchall()
         return {row[0]: (np.asarray(row[1].to_numpy()), row[2]) for row in rows}
 
-    def new_vectors(self) -> dict[int, np.ndarray]:
-        """The new vectors, read by the connector."""
-        from app.moves.context import open_migration
-
-        move, found, cursor = open_migration(self.services, self.now.row), {}, None
-        while True:
-            page = move.store.scroll(cursor, 500, "new")
-            found |= dict(zip(page.ids, page.vectors, strict=True))
-            if (cursor := page.cursor) is None:
-                return found
-
     def insert(self, first: int, vectors: np.ndarray) -> None:
         """Insert or replace rows, as a client does."""
         with self.connect() as connection, connection.cursor() as cursor:
@@ -107,10 +106,37 @@ class Moving:
                     [(each, vectors[n], f"row {each}") for n, each in enumerate(ids)],
                 )
 
-    def search_little(self) -> None:
-        """Let the store's searches look into five lists of an ivfflat index."""
-        store = self.now.row.store
-        alter(self.services, store, options={**store.options, "options": {"probes": 5}})
+
+@dataclass(frozen=True)
+class Moving(Table):
+    """A migration of a table, and the table as its clients see it."""
+
+    row: tables.MigrationRow
+
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    @property
+    def now(self) -> migrations.MigrationStatus:
+        return migrations.find_migration(self.services, PROJECT, self.row.id)
+
+    @property
+    def state(self) -> str:
+        return self.now.row.state
+
+    @property
+    def maps(self) -> MigrationMaps:
+        return load_maps(self.services, self.row)
+
+    def new_vectors(self) -> dict[int, np.ndarray]:
+        """The new vectors, read by the connector."""
+        move, found, cursor = open_migration(self.services, self.now.row), {}, None
+        while True:
+            page = move.store.scroll(cursor, 500, "new")
+            found |= dict(zip(page.ids, page.vectors, strict=True))
+            if (cursor := page.cursor) is None:
+                return found
 
     def queue(self, action: str) -> tables.JobRow:
         return migrations.queue_action(self.services, CONTEXT, self.id, action)
@@ -147,85 +173,36 @@ def make_table(server: PgvectorServer, vectors: np.ndarray, *, index: bool = Tru
     return name
 
 
-def make_encoders(services: Services) -> None:
-    """Encoders `old` and `new` with 60 anchors in the set `pairs`, unless they exist."""
-    try:
-        find_by_name(services, tables.EncoderRow, PROJECT, "old", field="encoder")
-    except NotFound:
-        create_encoder(services, "old", OLD_DIM)
-        create_encoder(services, "new", NEW_DIM)
-        old = some(60, OLD_DIM)
-        new = old @ LINEAR + 0.05 * some(60, NEW_DIM, 9)
-        embeddings = {"old": old, "new": new}
-        anchor_sets.create_anchor_set(services, CONTEXT, name="pairs", embeddings=embeddings)
+def begin_table(
+    services: Services,
+    server: PgvectorServer,
+    vectors: np.ndarray,
+    *,
+    anchors: int = 120,
+    text_field: str | None = "body",
+) -> Table:
+    """A new table as a store, with the encoders `old`, `new` and `other` in the set `pairs`."""
+    if "main" not in services.stores.addresses:
+        services.stores.addresses = {"main": StoreAddress(server.url, frozenset({PROJECT}))}
+        factors = items(anchors, 5)
+        rows = {"old": old(factors), "new": new(factors), "other": encode(factors, OLD_DIM, 7)}
+        for name, made in rows.items():
+            create_encoder(services, name, made.shape[1])
+        anchor_sets.create_anchor_set(services, CONTEXT, name="pairs", embeddings=rows)
+    table = make_table(server, vectors)
+    place = {"kind": "pgvector", "address": "main", "collection": table}
+    fields = {"vector_field": "embedding", "text_field": text_field}
+    create_store(services, CONTEXT, NewStore(name=table, encoder="old", **place, **fields))
+    return Table(services, server, table)
 
 
 def begin_moving(
-    services: Services,
-    server: PgvectorServer,
-    vectors: np.ndarray | None = None,
-    *,
-    url: str | None = None,
-    **plan: Any,
+    services: Services, server: PgvectorServer, vectors: np.ndarray | None = None, **plan: Any
 ) -> Moving:
-    """Plan a migration of a new table, as `POST /migrations` does, without its measurements."""
+    """Plan a migration of a new table."""
     vectors = old_vectors(ROWS) if vectors is None else vectors
-    main = StoreAddress(url or server.url, frozenset({PROJECT}))
-    addresses = {**services.stores.addresses, "main": main}
-    services.stores.addresses = addresses
-    make_encoders(services)
-    table = make_table(server, vectors)
-    built = build_maps(services, CONTEXT, FitRequest("old", "new", "pairs", "ridge", {}))
-    with services.db.transaction() as session:
-        named = {
-            each: find_by_name(services, tables.EncoderRow, PROJECT, each, field="encoder").id
-            for each in ("old", "new")
-        }
-        anchors = find_by_name(
-            services, tables.AnchorSetRow, PROJECT, "pairs", field="anchor_set"
-        ).id
-        store = tables.StoreRow(
-            project=PROJECT,
-            name=table,
-            kind="pgvector",
-            address="main",
-            collection=table,
-            options={"vector_field": "embedding", "id_field": None, "text_field": "body"},
-            encoder_id=named["old"],
-        )
-        session.add(store)
-        session.flush()
-        row = tables.MigrationRow(
-            project=PROJECT,
-            store_id=store.id,
-            target_id=named["new"],
-            anchor_set_id=anchors,
-            state=MigrationState.planned,
-            maps=built.digest,
-            plan=plan_of(table, rows=len(vectors), **plan),
-            position={},
-            found={},
-        )
-        session.add(row)
-        session.flush()
-        session.refresh(row)
-    return Moving(services, server, table, row)
-
-
-def plan_of(store: str, **changes: Any) -> Mapping[str, Any]:
-    usual = {
-        "store": store,
-        "source": "old",
-        "target": "new",
-        "anchor_set": "pairs",
-        "dim": NEW_DIM,
-        "estimate": {"recall": 0.9},
-        "min_recall": 0.9,
-        "re_embed": 0,
-        "rows_per_second": None,
-        "batch": 100,
-    }
-    return {**usual, **changes}
+    usual = {"method": "ridge", "min_recall": 0.9, "batch": 100}
+    return begin_table(services, server, vectors).plan(**{**usual, **plan})
 
 
 def expected(moving: Moving, vectors: np.ndarray) -> np.ndarray:
@@ -240,3 +217,17 @@ def same(moving: Moving, vectors: np.ndarray) -> bool:
         return False
     rows = np.stack([found[each] for each in range(len(vectors))])
     return np.allclose(rows, expected(moving, vectors), atol=1e-5)
+
+
+def use_a_poor_index(moving: Moving, table: str) -> None:
+    """Replace the index of a table by one of lists, of which the store searches five."""
+    with moving.connect() as connection:
+        query = "SELECT indexname FROM pg_indexes WHERE tablename = %s AND indexdef LIKE '%%hnsw%%'"
+        [index] = connection.execute(query, [table]).fetchone()
+        connection.execute(f"DROP INDEX {index}")
+        connection.execute(
+            f"CREATE INDEX {index} ON {table} USING ivfflat (embedding vector_cosine_ops) "
+            f"WITH (lists = {ROWS})"
+        )
+    store = moving.now.row.store
+    alter(moving.services, store, options={**store.options, "options": {"probes": 5}})

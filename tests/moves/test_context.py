@@ -15,12 +15,11 @@ from app.db import tables
 from app.encoders import encoding
 from app.encoders import service as encoders
 from app.encoders.schemas import NewEncoder
-from app.errors import EncoderNeedsVectors
 from app.moves.context import MigrationContext
 from app.moves.maps import MappedPage
 from app.stores.port import Store, StoreLocation, StoreVectors
 from app.stores.registry import open_store
-from tests.helpers import CONTEXT, create_encoder, some
+from tests.helpers import CONTEXT, some
 from tests.moves.moving import make_table
 from tests.pgvector_server import PgvectorServer
 
@@ -90,9 +89,3 @@ def test_a_longer_text_than_the_server_reads_is_cut(
     made = begin(services, minilm, store).make_new([0], np.full((1, 4), 2.0, dtype=np.float32))
     cut = encoding.encode(services, CONTEXT, minilm, ["I lost"]).vectors.numpy()
     assert np.allclose(made.vectors, cut, atol=1e-6)
-
-
-def test_an_encoder_that_needs_vectors_encodes_nothing(on_sqlite: Services, store: Store) -> None:
-    external = create_encoder(on_sqlite, "external", 384)
-    with pytest.raises(EncoderNeedsVectors):
-        begin(on_sqlite, external, store).make_new([0], np.full((1, 4), 2.0, dtype=np.float32))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from app.anchors import service as anchor_sets
@@ -16,8 +15,9 @@ from app.db import tables
 from app.encoders import service as encoders
 from app.errors import DatabaseUnavailable, InUse
 from app.moves import steps
-from app.settings import Settings, StoreEntry
+from app.settings import Settings
 from app.stores import service as stores
+from app.stores.handles import StoreAddress
 from app.types import JobState
 from app.wiring import make_services
 from scripts.servers import Postgres
@@ -66,19 +66,24 @@ def stopped(moving: Moving, *codes: str) -> str:
     return now.error["detail"]
 
 
-def test_vectors_of_another_dimension(begin: Callable[..., Moving]) -> None:
-    moving = begin(np.eye(10, dtype=np.float32))
+def test_vectors_of_another_dimension(moving: Moving) -> None:
+    moving.execute(
+        "ALTER TABLE {} ALTER embedding TYPE vector(10) USING subvector(embedding, 1, 10)"
+    )
     moving.do("run")
-    assert "10 dimensions, and the migration was planned for 12" in stopped(moving, "store-changed")
+    assert "10 dimensions, and the migration was planned for 24" in stopped(moving, "store-changed")
+
+
+def connect_by(services: Services, url: str) -> None:
+    services.stores.addresses = {"main": StoreAddress(url, frozenset({CONTEXT.project}))}
 
 
 def test_a_store_that_refuses_writes_until_it_allows_them(
-    on_sqlite: Services, pgvector_server: PgvectorServer
+    moving: Moving, pgvector_server: PgvectorServer
 ) -> None:
-    role = f"reader_{id(on_sqlite)}"
+    role = f"reader_{id(moving)}"
     pgvector_server.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'hidden-secret'")
-    url = pgvector_server.url_of(role, "hidden-secret")
-    moving = begin_moving(on_sqlite, pgvector_server, url=url)
+    connect_by(moving.services, pgvector_server.url_of(role, "hidden-secret"))
     moving.execute(f"GRANT SELECT ON {{}} TO {role}")
     moving.do("run")
     assert "hidden-secret" not in stopped(moving, "store-refused")
@@ -86,7 +91,6 @@ def test_a_store_that_refuses_writes_until_it_allows_them(
     moving.execute(f"GRANT CREATE ON SCHEMA public TO {role}")
     moving.do("run")
     assert complete(moving)
-    on_sqlite.stores.close()
 
 
 def test_a_full_disk(on_sqlite: Services, own_pgvector: PgvectorServer) -> None:
@@ -94,8 +98,8 @@ def test_a_full_disk(on_sqlite: Services, own_pgvector: PgvectorServer) -> None:
     with small_disk(own_pgvector.folder / "disk", 160) as disk:
         own_pgvector.own(disk)
         own_pgvector.execute(f"CREATE TABLESPACE small LOCATION '{disk}'")
-        url = f"{own_pgvector.url}&options=-cdefault_tablespace%3Dsmall"
-        moving = begin_moving(on_sqlite, own_pgvector, url=url)
+        moving = begin_moving(on_sqlite, own_pgvector)
+        connect_by(on_sqlite, f"{own_pgvector.url}&options=-cdefault_tablespace%3Dsmall")
         moving.do("run")
         assert "No space left on device" in stopped(moving, "store-full")
         kept = moving.now.row.position
@@ -150,27 +154,6 @@ def test_a_column_that_was_renamed_meanwhile(begin: Callable[..., Moving]) -> No
     moving.execute("ALTER TABLE {} RENAME COLUMN other TO embedding")
     moving.do("run")
     assert complete(moving)
-
-
-def test_missing_maps(moving: Moving) -> None:
-    blob = moving.services.blobs.root / moving.row.maps[:2] / moving.row.maps
-    content = blob.read_bytes()
-    blob.unlink()
-    services = make_services(
-        Settings(
-            data_dir=moving.services.blobs.root.parent,
-            stores={"main": StoreEntry(url=moving.server.url, projects=(CONTEXT.project,))},
-        )
-    )
-    afresh = Moving(services, moving.server, moving.table, moving.row)
-    (moving.services.blobs.root / "00").mkdir(exist_ok=True)
-    (moving.services.blobs.root / "00" / "other").touch()  # the disk is there, this file is not
-    afresh.do("run")
-    assert "missing" in stopped(afresh, "blob-missing")
-    blob.write_bytes(content)
-    afresh.do("run")
-    assert complete(afresh)
-    services.close()
 
 
 def test_what_a_migration_needs_cannot_be_deleted(filled: Moving) -> None:

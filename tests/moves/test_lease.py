@@ -1,24 +1,15 @@
-"""The lease of a migration, on both databases: one process at a time works on a store."""
+"""The lease of a migration: one process at a time works on a store."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
-from app.context import Services
 from app.errors import MigrationActive
 from app.moves import lease as holding
 from app.moves.lease import take_lease
-from tests.helpers import ON_EACH_DATABASE, again
-from tests.moves.moving import Moving, begin_moving
-from tests.pgvector_server import PgvectorServer
+from tests.helpers import again
+from tests.moves.moving import Moving
 from tests.waiting import until
-
-
-@pytest.fixture
-def moving(services: Services, pgvector_server: PgvectorServer) -> Moving:
-    return begin_moving(services, pgvector_server)
 
 
 def test_another_holder_is_refused_until_the_hold_ends(moving: Moving) -> None:
@@ -51,22 +42,3 @@ def test_a_hold_is_renewed(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> N
     with take_lease(moving.services, moving.id):
         first = again(moving.services, moving.row).lease_until
         until(lambda: again(moving.services, moving.row).lease_until > first)
-
-
-@ON_EACH_DATABASE
-def test_of_many_that_ask_at_once_one_holds_at_a_time(moving: Moving) -> None:
-    inside: list[int] = []
-    most = 0
-
-    def count(number: int) -> None:
-        nonlocal most
-        with take_lease(moving.services, moving.id, wait_s=60) as held:
-            inside.append(number)
-            most = max(most, len(inside))
-            held.save(position={"count": held.position.get("count", 0) + 1})
-            inside.remove(number)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(count, range(12)))
-    assert most == 1
-    assert again(moving.services, moving.row).position == {"count": 12}

@@ -65,11 +65,21 @@ def test_rows_that_are_anchors_get_their_native_vectors_in_both_directions(
     assert np.array_equal(maps.backward.map_rows(new[:3]).vectors, old[:3])
 
 
-def test_no_vector_stops_a_page(paired: Services) -> None:
-    """Rows without a direction become zero, and the others are as they are alone."""
-    maps = build_maps(paired, CONTEXT, REQUEST).maps
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+def test_no_vector_stops_a_page(
+    paired: Services, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Rows without a direction become zero, and the others are as they are alone.
+
+    Code takes `cpu:0` for another device; torch takes it for the CPU.
+    """
+    monkeypatch.setattr(placed_translator, "FEWEST_MULTIPLICATIONS", 1_000 * 6 * 5)
+    monkeypatch.setattr(placed_translator, "MAX_ROWS", 300)
+    built = build_maps(paired, CONTEXT, REQUEST)
+    worker = replace(another_process(paired), device=device)
+    maps = load_maps(worker, row_of(built.digest))
     vectors = some(MAPPED_ROWS + 300, 6, 40).numpy()
-    alone = maps.translate(vectors)
+    alone = built.maps.translate(vectors)
     assert (np.linalg.norm(alone, axis=1) > 0).all()
     wrong = [0, 5, 7, 11, MAPPED_ROWS + 2]
     vectors[0] = 0.0
@@ -77,35 +87,15 @@ def test_no_vector_stops_a_page(paired: Services) -> None:
     vectors[7, 1] = np.inf
     vectors[11] = maps.forward.translator.source_mean.numpy()
     vectors[MAPPED_ROWS + 2] = 3e38
+    vectors[901] = maps.forward.anchors[3].numpy()
     page = maps.forward.map_rows(vectors)
+    assert ("moved" in vars(maps.forward.placed)) == (device == "cpu:0")
     assert page.undirected.nonzero()[0].tolist() == wrong
     assert not page.vectors[wrong].any()
-    others = np.setdiff1d(np.arange(len(vectors)), wrong)
+    assert page.known.nonzero()[0].tolist() == [901]
+    others = np.setdiff1d(np.arange(len(vectors)), [*wrong, 901])
     assert np.allclose(page.vectors[others], alone[others], atol=1e-5)
-
-
-def test_a_worker_with_a_device_translates_large_pieces_there_as_on_the_cpu(
-    paired: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Code takes `cpu:0` for another device; torch takes it for the CPU."""
-    built = build_maps(paired, CONTEXT, REQUEST)
-    worker = replace(another_process(paired), device="cpu:0")
-    maps = load_maps(worker, row_of(built.digest))
-    monkeypatch.setattr(placed_translator, "FEWEST_MULTIPLICATIONS", 1_000 * 6 * 5)
-    monkeypatch.setattr(placed_translator, "MAX_ROWS", 300)
-    vectors = some(1_005, 6, 40).numpy()
-    vectors[0], vectors[400] = 0.0, np.nan
-    vectors[900] = maps.forward.translator.source_mean.numpy()
-    vectors[901] = maps.forward.anchors[3].numpy()
-    for rows, moves in ((vectors[:999], False), (vectors, True)):
-        here, there = built.maps.forward.map_rows(rows), maps.forward.map_rows(rows)
-        assert ("moved" in vars(maps.forward.placed)) == moves
-        assert there.undirected.nonzero()[0].tolist() == [0, 400, 900]
-        assert np.array_equal(here.undirected, there.undirected)
-        assert np.array_equal(here.known, there.known)
-        assert np.allclose(here.vectors, there.vectors, atol=1e-5)
-    back = built.maps.translate(vectors[:999])
-    here, there = built.maps.backward.map_rows(back), maps.backward.map_rows(back)
+    here, there = built.maps.backward.map_rows(alone), maps.backward.map_rows(alone)
     assert np.allclose(here.vectors, there.vectors, atol=1e-5)
 
 

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import psycopg
 import pytest
 import torch
@@ -32,22 +31,23 @@ from app.errors import (
     WrongSpace,
 )
 from app.moves import steps
-from app.moves.maps import load_maps
 from app.stores.handles import STORE_ANSWER_S
 from app.stores.schemas import NewStore
 from app.stores.service import create_store
 from app.translate import fit as translators
 from app.translate.fit import FitRequest
 from tests.helpers import CONTEXT, create_encoder, some
-from tests.moves.planning import (
+from tests.moves.moving import (
     NEW_DIM,
     OLD_DIM,
-    Planning,
-    begin_planning,
+    Moving,
+    Table,
+    begin_table,
     encode,
     items,
     new,
     old,
+    old_vectors,
 )
 from tests.pgvector_server import PgvectorServer
 from tests.waiting import slack
@@ -55,20 +55,18 @@ from tests.waiting import slack
 ROWS = 700
 
 
-@pytest.fixture
-def begin(
-    on_sqlite: Services, pgvector_server: PgvectorServer
-) -> Iterator[Callable[..., Planning]]:
-    def begin(vectors: np.ndarray | None = None, **more: Any) -> Planning:
-        vectors = old(items(ROWS, 8)).numpy() if vectors is None else vectors
-        return begin_planning(on_sqlite, pgvector_server, vectors, **more)
+VECTORS = old_vectors(ROWS, 8)
 
-    yield begin
+
+@pytest.fixture
+def begin(on_sqlite: Services, pgvector_server: PgvectorServer) -> Iterator[Callable[..., Table]]:
+    """Makes a table of VECTORS or of others."""
+    yield lambda vectors=VECTORS, **more: begin_table(on_sqlite, pgvector_server, vectors, **more)
     on_sqlite.stores.close()
 
 
 @pytest.fixture
-def planning(begin: Callable[..., Planning]) -> Planning:
+def table(begin: Callable[..., Table]) -> Table:
     return begin()
 
 
@@ -83,39 +81,40 @@ def tables_of(server: PgvectorServer) -> list[Any]:
         return named + connection.execute("SELECT count(*) FROM pg_trigger").fetchall()
 
 
-def test_a_plan_says_everything_that_run_and_a_person_need(planning: Planning) -> None:
-    before = tables_of(planning.server)
-    row = planning.plan(rows_per_second=100.0, batch=250)
-    assert tables_of(planning.server) == before
-    assert (row.state, row.store.name, row.target.name) == ("planned", "rows", "new")
-    assert load_maps(planning.services, row).forward.translator.dims == (OLD_DIM, NEW_DIM)
+def notes_of(planned: Moving) -> dict[str, str]:
+    return {note["code"]: note["detail"] for note in planned.row.plan["notes"]}
+
+
+def test_a_plan_says_everything_that_run_and_a_person_need(table: Table) -> None:
+    before = tables_of(table.server)
+    planned = table.plan(rows_per_second=100.0, batch=250)
+    assert tables_of(table.server) == before
+    row = planned.row
+    assert (row.state, row.store.name, row.target.name) == ("planned", table.table, "new")
+    assert planned.maps.forward.translator.dims == (OLD_DIM, NEW_DIM)
     plan = row.plan
     assert json.loads(json.dumps(plan)) == plan
-    assert {**plan, "store": "rows"}.items() >= {
-        "store": "rows",
-        "source": "old",
-        "target": "new",
-        "anchor_set": "pairs",
-        "rows": ROWS,
-        "dim": NEW_DIM,
-        "re_embed": 0.0,
-        "rows_per_second": 100.0,
-        "batch": 250,
-    }.items()
+    assert (
+        plan.items()
+        >= {
+            "store": table.table,
+            "source": "old",
+            "target": "new",
+            "anchor_set": "pairs",
+            "rows": ROWS,
+            "dim": NEW_DIM,
+            "re_embed": 0.0,
+            "rows_per_second": 100.0,
+            "batch": 250,
+        }.items()
+    )
     assert plan["estimate"]["index"] == ROWS
     assert plan["estimate"]["low"] < plan["estimate"]["recall"] < plan["estimate"]["high"]
     assert plan["space"]["verdict"] == "matches"
-    assert {each["name"] for each in plan["advice"]} == {
-        "keep",
-        "native",
-        "cascade",
-        "fuse",
-        "translate",
-        "re-embed",
-    }
-    translate = next(each for each in plan["advice"] if each["name"] == "translate")
-    assert translate["writes"] == ROWS
-    assert translate["fidelity"] == plan["estimate"]["recall"]
+    options = {each["name"]: each for each in plan["advice"]}
+    assert options.keys() == {"keep", "native", "cascade", "fuse", "translate", "re-embed"}
+    assert options["translate"]["writes"] == ROWS
+    assert options["translate"]["fidelity"] == plan["estimate"]["recall"]
     assert "search-works" in [note["code"] for note in plan["notes"]]
     cost, speeds = plan["cost"], plan["cost"]["seconds_from"]
     assert (cost["seconds"] >= ROWS / 100, cost["writes"]) == (True, ROWS)
@@ -125,108 +124,102 @@ def test_a_plan_says_everything_that_run_and_a_person_need(planning: Planning) -
     assert speeds["not_included"] == ["writes", "index"]
 
 
-def test_a_plan_makes_long_fits_itself(planning: Planning) -> None:
-    cold = replace(planning.services, request_fit_s=0.0, cache=Cache(2**24))
-    hurried = replace(planning, services=cold)
-    assert hurried.plan().state == "planned"
+def test_a_plan_makes_long_fits_itself(table: Table) -> None:
+    cold = replace(table.services, request_fit_s=0.0, cache=Cache(2**24))
+    assert replace(table, services=cold).plan().state == "planned"
 
 
-def test_vectors_of_another_encoder_are_refused_unless_forced(
-    begin: Callable[..., Planning],
-) -> None:
-    planning = begin(encode(items(ROWS, 8), OLD_DIM, 7).numpy())
+def test_vectors_of_another_encoder_are_refused_unless_forced(begin: Callable[..., Table]) -> None:
+    table = begin(encode(items(ROWS, 8), OLD_DIM, 7).numpy())
     with pytest.raises(WrongSpace, match="'other'") as refused:
-        planning.plan()
+        table.plan()
     assert refused.value.field == "store"
     assert refused.value.more["space"]["likeliest"] == "other"
-    row = planning.plan(force_space=True)
-    assert row.plan["space"]["forced"] is True
-    steps.abandon(planning.services, CONTEXT, row.id)
+    forced = table.plan(force_space=True)
+    assert forced.row.plan["space"]["forced"] is True
+    steps.abandon(table.services, CONTEXT, forced.id)
     with pytest.raises(WrongSpace, match="wrong way"):
-        planning.plan(target="other")
+        table.plan(target="other")
 
 
 def test_a_store_without_a_text_field_cannot_be_encoded_again_unless_its_items_exist(
-    begin: Callable[..., Planning],
+    begin: Callable[..., Table],
 ) -> None:
-    planning = begin(text_field=None)
+    table = begin(text_field=None)
     with pytest.raises(InvalidRequest, match="text_field"):
-        planning.plan(re_embed=1.0)
-    row = planning.plan(old_encoder_runs=False)
-    impossible = {each["name"] for each in row.plan["advice"] if not each["possible"]}
-    assert impossible == {"keep", "fuse", "native", "re-embed"}
-    steps.abandon(planning.services, CONTEXT, row.id)
-    row = planning.plan(text_exists=True)
-    assert {each["name"] for each in row.plan["advice"] if not each["possible"]} == {"native"}
+        table.plan(re_embed=1.0)
+    for facts, impossible in (
+        ({"old_encoder_runs": False}, {"keep", "fuse", "native", "re-embed"}),
+        ({"text_exists": True}, {"native"}),
+    ):
+        planned = table.plan(**facts)
+        advice = planned.row.plan["advice"]
+        assert {each["name"] for each in advice if not each["possible"]} == impossible
+        steps.abandon(table.services, CONTEXT, planned.id)
 
 
-def test_anchors_that_are_not_related_are_refused_unless_forced(planning: Planning) -> None:
+def test_anchors_that_are_not_related_are_refused_unless_forced(table: Table) -> None:
     factors = items(300, 5)
     shuffled = {"old": old(factors), "new": new(factors).roll(7, 0)}
-    anchor_sets.create_anchor_set(planning.services, CONTEXT, name="shuffled", embeddings=shuffled)
+    anchor_sets.create_anchor_set(table.services, CONTEXT, name="shuffled", embeddings=shuffled)
     with pytest.raises(QualityBelowMinimum, match="/anchor-sets/shuffled/report") as refused:
-        planning.plan(anchor_set="shuffled")
+        table.plan(anchor_set="shuffled")
     assert refused.value.field == "anchor_set"
-    row = planning.plan(anchor_set="shuffled", force_space=True)
-    assert "useless-anchors" in {each["code"] for each in row.plan["notes"]}
+    forced = table.plan(anchor_set="shuffled", force_space=True)
+    assert "useless-anchors" in notes_of(forced)
 
 
 def test_a_store_with_rows_of_two_encoders_is_refused_unless_forced(
-    begin: Callable[..., Planning],
+    begin: Callable[..., Table],
 ) -> None:
-    vectors = old(items(ROWS, 8)).numpy()
+    vectors = VECTORS.copy()
     vectors[::10] = encode(items(ROWS, 8), OLD_DIM, 7).numpy()[::10]
-    planning = begin(vectors)
+    table = begin(vectors)
     with pytest.raises(WrongSpace, match="look like 'other'") as refused:
-        planning.plan()
+        table.plan()
     space = refused.value.more["space"]
     assert space["verdict"] == "mixed"
     assert all(row % 10 == space["foreign"][0] % 10 for row in space["foreign"])
     assert len(space["foreign"]) == 20
-    notes = {each["code"]: each["detail"] for each in planning.plan(force_space=True).plan["notes"]}
+    notes = notes_of(table.plan(force_space=True))
     assert "look like 'other', and not like 'old'" in notes["mixed-rows"]
 
 
-def test_a_store_and_a_table_have_one_migration_at_a_time(planning: Planning) -> None:
-    same = {"name": "same", "kind": "pgvector", "address": "main", "collection": planning.table}
-    new = NewStore(**same, encoder="old", vector_field="embedding")
-    create_store(planning.services, CONTEXT, new)
-    row = planning.plan()
-    for store in ("rows", "same"):
+def test_a_table_has_one_migration_at_a_time_however_many_plan_one(table: Table) -> None:
+    place = {"kind": "pgvector", "address": "main", "collection": table.table}
+    same = NewStore(name="same", encoder="old", vector_field="embedding", **place)
+    create_store(table.services, CONTEXT, same)
+
+    def attempt(_: int) -> str:
+        try:
+            return table.plan().id
+        except MigrationActive as error:
+            return error.code
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = set(pool.map(attempt, range(4)))
+    [planned] = answers - {"migration-active"}
+    assert len(answers) == 2
+    for store in (table.table, "same"):
         with pytest.raises(MigrationActive, match="is planned") as refused:
-            planning.plan(store=store)
-        assert refused.value.more == {"migration": row.id}
-    steps.abandon(planning.services, CONTEXT, row.id)
-    assert planning.plan(store="same").id != row.id
+            table.plan(store=store)
+        assert refused.value.more == {"migration": planned}
+    steps.abandon(table.services, CONTEXT, planned)
+    assert table.plan(store="same").id != planned
 
 
 def test_a_silent_store_is_given_up_within_the_documented_time(
     on_sqlite: Services, own_pgvector: PgvectorServer
 ) -> None:
-    planning = begin_planning(on_sqlite, own_pgvector, old(items(ROWS, 8)).numpy())
+    table = begin_table(on_sqlite, own_pgvector, VECTORS)
     own_pgvector.freeze()
     begun = time.monotonic()
     with pytest.raises(StoreUnavailable):
-        planning.plan()
+        table.plan()
     assert time.monotonic() - begun < slack() * (STORE_ANSWER_S + 2)
     own_pgvector.thaw()
-    assert planning.plan().state == "planned"
+    assert table.plan().state == "planned"
     on_sqlite.stores.close()
-
-
-def test_of_plans_at_once_one_wins(planning: Planning) -> None:
-    planning.services.names.forget()
-
-    def attempt(_: int) -> str:
-        try:
-            return planning.plan().id
-        except MigrationActive as error:
-            return error.code
-
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(attempt, range(4)))
-    assert sorted(len(each) for each in answers if each != "migration-active") == [32]
-    assert answers.count("migration-active") == 3
 
 
 @pytest.mark.parametrize(
@@ -242,11 +235,11 @@ def test_of_plans_at_once_one_wins(planning: Planning) -> None:
     ],
 )
 def test_wrong_fields_are_refused_by_name(
-    planning: Planning, changes: dict[str, Any], error: type[Exception], field: str | None
+    table: Table, changes: dict[str, Any], error: type[Exception], field: str | None
 ) -> None:
-    create_encoder(planning.services, "lonely", 5)
+    create_encoder(table.services, "lonely", 5)
     with pytest.raises(error) as refused:
-        planning.plan(**changes)
+        table.plan(**changes)
     if field is not None:
         assert refused.value.field == field  # type: ignore[attr-defined]
 
@@ -265,44 +258,35 @@ def test_wrong_fields_are_refused_by_name(
     ],
 )
 def test_a_store_that_cannot_be_moved_is_refused(
-    planning: Planning, change: str, error: Any, detail: str
+    table: Table, change: str, error: Any, detail: str
 ) -> None:
-    planning.execute(change)
+    table.execute(change)
     with pytest.raises(error, match=detail):
-        planning.plan()
+        table.plan()
 
 
-def test_a_few_zeros_are_noted(planning: Planning) -> None:
-    planning.execute("UPDATE {} SET embedding = embedding - embedding WHERE id < 7")
-    notes = {note["code"]: note["detail"] for note in planning.plan().plan["notes"]}
-    assert notes["rows-without-direction"].startswith("1.0%")
+def test_a_few_zeros_are_noted(table: Table) -> None:
+    table.execute("UPDATE {} SET embedding = embedding - embedding WHERE id < 7")
+    assert notes_of(table.plan())["rows-without-direction"].startswith("1.0%")
 
 
-def test_a_store_with_fewer_rows_than_a_sample_has_a_plan(
-    begin: Callable[..., Planning],
+def test_few_rows_and_few_anchors_make_a_plan_that_says_what_is_unknown(
+    begin: Callable[..., Table],
 ) -> None:
-    plan = begin(old(items(1, 8)).numpy()).plan().plan
-    assert plan["rows"] == 1
-    assert plan["space"]["verdict"] == "unknown"
-    assert "space-unknown" in [note["code"] for note in plan["notes"]]
-    assert plan["estimate"]["index"] == 10
-
-
-def test_few_anchors_make_a_plan_without_a_estimate(begin: Callable[..., Planning]) -> None:
-    plan = begin(anchors=6).plan().plan
-    assert plan["estimate"] is None
-    codes = [note["code"] for note in plan["notes"]]
-    assert {"no-estimate", "few-anchors"} <= {*codes}
+    planned = begin(VECTORS[:1], anchors=6).plan()
+    plan = planned.row.plan
+    assert (plan["rows"], plan["space"]["verdict"], plan["estimate"]) == (1, "unknown", None)
+    assert {"space-unknown", "no-estimate", "few-anchors"} <= notes_of(planned).keys()
 
 
 def test_foreign_anchors_are_weighed_less_by_the_stores_own_sample(
-    begin: Callable[..., Planning],
+    begin: Callable[..., Table],
 ) -> None:
     """The set has no sample of the store, and keeps none."""
-    planning = begin()
+    table = begin()
     foreign = items(120, 5) @ some(10, 10, 50) * 1.5
     anchor_sets.create_anchor_set(
-        planning.services,
+        table.services,
         CONTEXT,
         name="mixed",
         embeddings={
@@ -310,7 +294,6 @@ def test_foreign_anchors_are_weighed_less_by_the_stores_own_sample(
             for name, made in (("old", old), ("new", new))
         },
     )
-    row = planning.plan(anchor_set="mixed")
-    assert "foreign-anchors" in [note["code"] for note in row.plan["notes"]]
+    assert "foreign-anchors" in notes_of(table.plan(anchor_set="mixed"))
     request = FitRequest("old", "new", "mixed", "auto", {})
-    assert translators.find_pair(planning.services, "p", request)[0].sample is None
+    assert translators.find_pair(table.services, "p", request)[0].sample is None

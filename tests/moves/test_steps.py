@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -18,7 +16,6 @@ from app.db import tables
 from app.errors import (
     AnchorageError,
     BelowEstimate,
-    MigrationActive,
     NotFound,
     StoreChanged,
     StoreUnavailable,
@@ -27,8 +24,9 @@ from app.errors import (
 )
 from app.moves import service as migrations
 from app.moves import steps
+from app.moves.context import open_migration
 from app.moves.lease import take_lease
-from tests.helpers import CONTEXT, again, alter
+from tests.helpers import CONTEXT, again
 from tests.moves.moving import (
     NEW_DIM,
     OLD_DIM,
@@ -36,6 +34,7 @@ from tests.moves.moving import (
     Moving,
     expected,
     old_vectors,
+    use_a_poor_index,
 )
 from tests.waiting import slack, until
 
@@ -81,7 +80,8 @@ def test_a_store_moves_back_and_forth_and_then_belongs_to_the_new_encoder(
     assert ended.row.ended_at is not None
     assert again(verified.services, verified.row.store).encoder.name == "new"
     assert sees(verified, NEW_DIM)
-    assert audited(verified) == ["run", "verify", "cutover", "rollback", "cutover", "finish"]
+    taken = ["run", "verify", "cutover", "rollback", "cutover", "finish"]
+    assert audited(verified) == ["create", *taken]
 
 
 def test_an_abandoned_migration_leaves_the_table_as_it_was(filled: Moving) -> None:
@@ -92,20 +92,8 @@ def test_an_abandoned_migration_leaves_the_table_as_it_was(filled: Moving) -> No
     assert filled.now.next == []
     assert again(filled.services, filled.row.store).encoder.name == "old"
     with filled.connect() as connection:
-        left = connection.execute(
-            "SELECT relname FROM pg_class WHERE relname LIKE %s", [f"%{filled.id[:8]}%"]
-        ).fetchall()
-    assert left == []
-
-
-def test_a_cutover_needs_a_verification(filled: Moving) -> None:
-    with pytest.raises(BelowEstimate, match="Call `verify`") as raised:
-        take(filled, "cutover")
-    assert raised.value.more == {
-        "found": None,
-        "estimated": {"index_recall": 0.9, "recall": 0.9},
-    }
-    assert sees(filled, OLD_DIM)
+        query = "SELECT relname FROM pg_class WHERE relname LIKE %s"
+        assert connection.execute(query, [f"%{filled.id[:8]}%"]).fetchall() == []
 
 
 def test_a_row_without_a_direction_does_not_stop_a_rollback_to_not_null(moving: Moving) -> None:
@@ -120,33 +108,17 @@ def test_a_row_without_a_direction_does_not_stop_a_rollback_to_not_null(moving: 
         moving.execute("INSERT INTO {} (id) VALUES (-1)")
 
 
-def test_a_cutover_below_the_estimate_is_refused_with_both_numbers(
-    filled: Moving,
-) -> None:
-    with filled.connect() as connection:
-        [index] = connection.execute(
-            "SELECT indexname FROM pg_indexes WHERE tablename = %s AND indexdef LIKE '%%hnsw%%'",
-            [f"anchorage_{filled.id[:8]}_new"],
-        ).fetchone()
-    filled.execute(f"DROP INDEX {index}")
-    filled.execute(
-        f"CREATE INDEX {index} ON anchorage_{filled.id[:8]}_new "
-        "USING ivfflat (embedding vector_cosine_ops) WITH (lists = 1200)"
-    )
-    filled.search_little()
+def test_a_cutover_needs_a_verification_that_passed(filled: Moving) -> None:
+    with pytest.raises(BelowEstimate, match="Call `verify`") as raised:
+        take(filled, "cutover")
+    assert raised.value.more["found"] is None
+    use_a_poor_index(filled, f"anchorage_{filled.id[:8]}_new")
     filled.do("verify")
     with pytest.raises(BelowEstimate, match=r"below 0\.900") as raised:
         take(filled, "cutover")
     assert raised.value.more["estimated"]["index_recall"] == 0.9
     assert raised.value.more["found"]["index"]["after"] < 0.8
-    assert filled.state == "filled"
-
-
-def test_a_step_is_refused_while_a_job_is_unfinished(verified: Moving) -> None:
-    verified.queue("verify")
-    for step in ("cutover", "abandon"):
-        with pytest.raises(MigrationActive, match="Job"):
-            take(verified, step)
+    assert (filled.state, sees(filled, OLD_DIM)) == ("filled", True)
 
 
 def test_another_project_finds_no_migration(verified: Moving) -> None:
@@ -183,44 +155,34 @@ BEFORE = {"cutover": [], "rollback": ["cutover"], "finish": ["cutover"], "abando
         ("abandon", "after"),
     ],
 )
-def test_a_process_killed_in_a_step_leaves_it_to_be_repeated(
-    verified: Moving, step: str, point: str
+def test_a_process_that_ends_in_a_step_leaves_it_to_be_repeated(
+    verified: Moving, step: str, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for each in BEFORE[step]:
         take(verified, each)
     begun = verified.state
-    database = verified.services.db.url.render_as_string(hide_password=False)
-    places = [str(verified.services.blobs.root.parent), database, verified.server.url]
-    call = [sys.executable, "-m", "tests.moves.child", *places]
-    died = subprocess.run([*call, point, step, verified.id], check=False, capture_output=True)
-    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    kind = type(open_migration(verified.services, verified.row).migration)
+    act = getattr(kind, step)
+
+    def end(*arguments: Any) -> None:
+        if point == "after":
+            act(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, step, end)
+        with pytest.raises(KeyboardInterrupt):
+            take(verified, step)
     assert (verified.state, verified.now.next) == (begun, [step])
     for other in {"cutover", "rollback", "finish", "abandon"} - {step}:
         with pytest.raises(WrongState, match=f"Call `{step}` again"):
             take(verified, other)
     with pytest.raises(WrongState, match=f"Call `{step}` again"):
         verified.queue("verify")
-    release(verified)
     after = {"cutover": "cut-over", "rollback": "rolled-back"}.get(step, f"{step}ed")
     assert take(verified, step).row.state == after
     assert sees(verified, NEW_DIM if step in ("cutover", "finish") else OLD_DIM)
     assert audited(verified).count(step) == 1
-
-
-def release(moving: Moving) -> None:
-    """End the lease of the killed process now, for which a step waits otherwise."""
-    assert moving.now.row.lease is not None
-    alter(moving.services, moving.row, lease=None)
-
-
-def test_a_step_that_the_store_refuses_leaves_every_other_call_possible(verified: Moving) -> None:
-    verified.execute("ALTER TABLE {} RENAME COLUMN embedding TO other")
-    with pytest.raises((StoreChanged, StoreUnsupported)):
-        take(verified, "cutover")
-    assert (verified.state, "cutover" in verified.now.next) == ("filled", True)
-    assert "step" not in verified.now.row.position
-    verified.execute("ALTER TABLE {} RENAME COLUMN other TO embedding")
-    assert take(verified, "cutover").row.state == "cut-over"
 
 
 def test_steps_that_wait_leave_threads_for_other_requests(moving: Moving) -> None:
@@ -240,7 +202,7 @@ def test_steps_that_wait_leave_threads_for_other_requests(moving: Moving) -> Non
     assert ended == ["abandoned", *refused, *["wrong-state"] * (STEPS - 1)]
 
 
-def test_a_step_that_got_no_lock_leaves_every_other_call_possible(
+def test_a_step_that_the_store_refuses_leaves_every_other_call_possible(
     verified: Moving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.stores.pgvector.locks.LOCK_PATIENCE_S", 0.5)
@@ -253,6 +215,10 @@ def test_a_step_that_got_no_lock_leaves_every_other_call_possible(
         assert "step" not in verified.now.row.position
         return verified.now.next
 
+    verified.execute("ALTER TABLE {} RENAME COLUMN embedding TO other")
+    with pytest.raises((StoreChanged, StoreUnsupported)):
+        take(verified, "cutover")
+    verified.execute("ALTER TABLE {} RENAME COLUMN other TO embedding")
     assert refuse("cutover") == ["verify", "cutover", "sync", "abandon", "run"]
     assert sees(verified, OLD_DIM)
     take(verified, "cutover")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from app.moves.verify import check_rows, measure_recall
 from app.stores.port import Search
 from app.stores.registry import open_store
 from tests.helpers import CONTEXT
-from tests.moves.moving import ROWS, Moving, old_vectors
+from tests.moves.moving import NEW_DIM, ROWS, Moving, old_vectors, use_a_poor_index
 from tests.stores.cases.lancedb import LancedbCase, open_table
 from tests.stores.moving import rows
 
@@ -40,31 +39,22 @@ def test_a_sound_store_passes(filled: Moving) -> None:
     assert result["index"]["queries_before"] == result["index"]["queries_after"] == 100
 
 
-def test_a_large_store_is_searched_for_a_limited_time(
-    filled: Moving, monkeypatch: pytest.MonkeyPatch
+def test_an_index_that_finds_as_little_as_the_old_one_passes(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.moves.verify.VERIFY_INDEX_S", 1e-9)
-    result = found(filled)
-    assert result["index"]["queries_after"] == 10
-    assert result["passed"]
-
-
-def test_an_index_that_finds_as_little_as_the_old_one_passes(moving: Moving) -> None:
-    moving.execute(f"DROP INDEX {moving.table}_embedding_idx")
-    moving.execute(
-        "CREATE INDEX ON {} USING ivfflat (embedding vector_cosine_ops) WITH (lists=1200)"
-    )
-    moving.search_little()
+    use_a_poor_index(moving, moving.table)
     moving.do("run")
     result = found(moving)
     assert result["index"]["after"] < 0.8
     assert result["passed"]
     assert "and the old index" in result["index"]["detail"]
+    monkeypatch.setattr("app.moves.verify.VERIFY_INDEX_S", 1e-9)
+    assert found(moving)["index"]["queries_after"] == 10
 
 
 def test_new_vectors_that_are_no_translations_are_found(filled: Moving) -> None:
     migration = open_migration(filled.services, filled.now.row).migration
-    wrong = np.ones((30, 8), dtype=np.float32)
+    wrong = np.ones((30, NEW_DIM), dtype=np.float32)
     migration.write(list(range(30)), wrong, replace=True)
     result = found(filled)
     assert result["sample"]["passed"] is False
@@ -73,16 +63,12 @@ def test_new_vectors_that_are_no_translations_are_found(filled: Moving) -> None:
     assert not result["passed"]
 
 
-def test_rows_without_a_new_vector_are_found(begin: Callable[..., Moving]) -> None:
-    moving = begin()
-    moving.do("run")
-    moving.execute(f"DELETE FROM anchorage_{moving.id[:8]}_new WHERE id IN (1, 2, 3)")  # noqa: S608
-    result = found(moving)
-    assert result["rows"]["passed"] is False
-    assert result["rows"]["new"] == ROWS - 3
-    assert "differ by 3 rows" in result["rows"]["detail"]
-    assert "`sync`" in result["rows"]["detail"]
-    assert "abandon" in result["rows"]["detail"]
+def test_rows_without_a_new_vector_are_found(filled: Moving) -> None:
+    filled.execute(f"DELETE FROM anchorage_{filled.id[:8]}_new WHERE id IN (1, 2, 3)")  # noqa: S608
+    result = found(filled)
+    assert (result["rows"]["passed"], result["rows"]["new"]) == (False, ROWS - 3)
+    for words in ("differ by 3 rows", "`sync`", "abandon"):
+        assert words in result["rows"]["detail"]
 
 
 def test_writes_of_clients_are_told_from_damage(filled: Moving) -> None:
@@ -93,14 +79,8 @@ def test_writes_of_clients_are_told_from_damage(filled: Moving) -> None:
     assert result["passed"], result
     assert result["payloads"]["different"] == 0
     assert result["rows"]["new"] == ROWS + 10
-
-
-def test_a_few_writes_that_wait_are_no_damage_of_a_small_table(filled: Moving) -> None:
-    filled.insert(ROWS, old_vectors(1, 92))
-    assert found(filled)["passed"]
-    filled.insert(ROWS + 1, old_vectors(5, 93))  # as while the rows are counted
-    move = open_migration(filled.services, filled.now.row)
-    assert check_rows(move, filled.now.row).passed
+    filled.insert(ROWS + 10, old_vectors(5, 93))  # as while the rows are counted: few, so no damage
+    assert check_rows(open_migration(filled.services, filled.now.row), filled.now.row).passed
 
 
 def test_rows_that_no_trigger_saw_are_found_and_copied_again(filled: Moving) -> None:
