@@ -117,7 +117,7 @@ def read_translator(data: bytes, options: Mapping[str, Any]) -> BulkWork:
         tensors["source_mean"], decoder, about["kept_scale"], tensors.get("landmarks")
     )
     facts = {name: about[name] for name in ("source", "target", "anchor_set", "method")}
-    facts = {"translator": about["id"], **facts, "options": canonical_json(dict(options)).decode()}
+    facts = {"translator": about["id"], **facts, "options": canonical_json(options)}
     return BulkWork(PlacedTranslator(translator, "cpu"), facts)
 
 

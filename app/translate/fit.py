@@ -361,6 +361,7 @@ def public_id(translator: Translator, row: tables.TranslatorRow) -> str:
     return "tr_" + sha256(text.encode()).hexdigest()[:32]
 
 
-def canonical_json(options: Mapping[str, Any]) -> bytes:
-    """Return the options as JSON with sorted keys, so that equal options give equal bytes."""
-    return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)
+def canonical_json(options: Mapping[str, Any]) -> str:
+    """Return the options as JSON with sorted keys, so that equal options give equal text."""
+    # The bytes of orjson keep a buffer of 4 KiB, and caches keep this text in their keys.
+    return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS).decode()
