@@ -44,8 +44,8 @@ from torch.nn.functional import normalize
 from app.maths.bootstrap.annealing import principal_directions
 from app.maths.bootstrap.components import DRAWS, first_overlap
 from app.maths.bootstrap.neighbours import (
-    CSLS_NEIGHBOURS,
     Beat,
+    csls_factors,
     nearest_rows,
     no_beat,
     product_blocks,
@@ -102,16 +102,10 @@ def neighbours(
     q: Float32[Tensor, "n d"], y: Float32[Tensor, "m d"], k: int, *, beat: Beat = no_beat
 ) -> tuple[Int64[Tensor, "n k"], Int64[Tensor, "m k"]]:
     """For each row of q its k nearest of y by CSLS, and for each of y its k nearest of q."""
-    k, few = min(k, len(q), len(y)), min(CSLS_NEIGHBOURS, len(q), len(y))
-    from_q, _ = nearest_rows(q, y, few, beat=beat)
-    from_y, _ = nearest_rows(y, q, few, beat=beat)
-    hub_q, hub_y = from_q.mean(dim=1, keepdim=True), from_y.mean(dim=1, keepdim=True)
-    # A row's own offset does not change the order of its neighbours.
-    one_q, one_y = torch.ones_like(hub_q), torch.ones_like(hub_y)
-    twice_q, twice_y = torch.cat([2 * q, one_q], dim=1), torch.cat([2 * y, one_y], dim=1)
-    less_q, less_y = torch.cat([q, -hub_q], dim=1), torch.cat([y, -hub_y], dim=1)
-    _, of_q = nearest_rows(twice_q, less_y, k, beat=beat)
-    _, of_y = nearest_rows(twice_y, less_q, k, beat=beat)
+    k = min(k, len(q), len(y))
+    left, right = csls_factors(q, y, beat=beat)
+    _, of_q = nearest_rows(left, right, k, beat=beat)
+    _, of_y = nearest_rows(right, left, k, beat=beat)
     return of_q, of_y
 
 
@@ -224,12 +218,10 @@ class MadePairs:
 
     rows        (p,) rows of x, ascending
     directions  (p, d_y) unit rows: the direction of the mean of the nearest rows of y
-    weights     (p,) cosine of the mapped row to that direction, at least 0
     """
 
     rows: Int64[Tensor, " p"]
     directions: Float32[Tensor, "p dy"]
-    weights: Float32[Tensor, " p"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,8 +315,7 @@ def _make_pairs(
     rows = order.sort().values.to(x.device)
     mapped = normalize(x[rows] @ rotation)
     nearest, _ = neighbours(mapped, y, MADE_NEIGHBOURS, beat=beat)
-    weights = (normalize(mean_rows(y, nearest)) * mapped).sum(dim=1).clamp_min(0)
-    return MadePairs(rows, normalize(mean_rows(whole, nearest)), weights)
+    return MadePairs(rows, normalize(mean_rows(whole, nearest)))
 
 
 def _half(side: Float32[Tensor, "n d"], which: int, *, seed: int) -> Float32[Tensor, "h d"]:

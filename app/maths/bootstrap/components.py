@@ -20,6 +20,7 @@ of components.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -174,19 +175,16 @@ START_ROUNDS = 20
 SIGNATURE_WEIGHT = 5.0
 
 
-@dataclass(frozen=True, eq=False)
-class MatchedComponents:
+class MatchedComponents(NamedTuple):
     """Components a of x and b of y that belong together.
 
     a, b    (r,) rows of the components; r is the smaller number
     weight  (r,) how well the rows of their tables agree: mean product over tables, cut at 0
-    value   the objective over the number of entries
     """
 
     a: NDArray[np.int64]
     b: NDArray[np.int64]
     weight: Table
-    value: float
 
 
 def match_components(
@@ -195,7 +193,7 @@ def match_components(
     """The best matching that `starts` starts find; deterministic for equal seeds."""
     if len(x.prototypes) > len(y.prototypes):
         other = match_components(y, x, starts=starts, seed=seed, beat=beat)
-        return MatchedComponents(other.b, other.a, other.weight, other.value)
+        return MatchedComponents(other.b, other.a, other.weight)
     tables = [
         (left.double().cpu().numpy(), right.double().cpu().numpy())
         for left, right in zip(x.tables, y.tables, strict=True)
@@ -215,7 +213,7 @@ def match_components(
     agreement = np.mean(
         [(left * right[np.ix_(best, best)]).mean(axis=1) for left, right in tables], axis=0
     )
-    return MatchedComponents(rows, best, np.maximum(agreement, 0.0), value / shape[0] ** 2)
+    return MatchedComponents(rows, best, np.maximum(agreement, 0.0))
 
 
 def _ascend(

@@ -53,30 +53,16 @@ def nearest_rows(
     return values, rows
 
 
-def hubness_offsets(
-    q: Float32[Tensor, "n d"], y: Float32[Tensor, "m d"], k: int, *, beat: Beat = no_beat
-) -> tuple[Float32[Tensor, " n"], Float32[Tensor, " m"]]:
-    """r_q (n,) and r_y (m,): the mean cosine of each row to the k nearest on the other side, in
-    [-1, 1]; k in 1..min(n, m).
-
-    The offsets of CSLS. Source: Conneau, Lample et al. 2018, section 2.3.
-    """
-    # Computing the products again for the other side is twice as fast as the largest values of each
-    # column.
-    from_q, _ = nearest_rows(q, y, k, beat=beat)
-    from_y, _ = nearest_rows(y, q, k, beat=beat)
-    return from_q.mean(dim=1), from_y.mean(dim=1)
-
-
 def product_blocks(
     left: Float[Tensor, "n d"], right: Float[Tensor, "m d"], *, beat: Beat
 ) -> Iterator[tuple[slice, Float[Tensor, "c m"]]]:
     """Rows of left right^T, as (which rows, the block). The next block overwrites it, and the
     consumer may do so before.
     """
-    step = rows_per_block(
-        len(left), bytes_=len(right) * left.element_size(), work=right.numel(), device=left.device
-    )
+    fits = TABLE_BYTES // (len(right) * left.element_size())
+    if left.device.type == "cpu":
+        fits = min(fits, PRODUCTS_PER_PIECE // right.numel())
+    step = max(1, min(len(left), fits))
     table = left.new_empty(step, len(right))
     for start in range(0, len(left), step):
         beat()
@@ -88,24 +74,10 @@ def product(
     left: Float32[Tensor, "n d"], right: Float32[Tensor, "d m"], *, beat: Beat
 ) -> Float32[Tensor, "n m"]:
     """The whole product, computed in pieces."""
-    table, step = (
-        left.new_empty(len(left), right.shape[1]),
-        max(1, PRODUCTS_PER_PIECE // right.numel()),
-    )
-    for start in range(0, len(left), step):
-        beat()
-        torch.mm(left[start : start + step], right, out=table[start : start + step])
+    table = left.new_empty(len(left), right.shape[1])
+    for piece, block in product_blocks(left, right.T, beat=beat):
+        table[piece] = block
     return table
-
-
-def rows_per_block(rows: int, *, bytes_: int, work: int, device: torch.device) -> int:
-    """The number of rows, of `bytes_` and `work` multiplications each, that fit TABLE_BYTES and a
-    fraction of a second of a CPU.
-    """
-    fits = TABLE_BYTES // bytes_
-    if device.type == "cpu":
-        fits = min(fits, PRODUCTS_PER_PIECE // work)
-    return max(1, min(rows, fits))
 
 
 #: Decode power of the graded map, and its ridge: LEAST_RIDGE, or the number of pairs over
@@ -143,11 +115,21 @@ def graded_map(x: Float32[Tensor, "p rx"], y: Float32[Tensor, "p ry"]) -> Float6
 def csls_factors(
     q: Float32[Tensor, "n d"], y: Float32[Tensor, "m d"], *, beat: Beat
 ) -> tuple[Float32[Tensor, "n e"], Float32[Tensor, "m e"]]:
-    """Matrices whose product is CSLS = 2 q.y - offset_q - offset_y of unit rows."""
-    offset_q, offset_y = hubness_offsets(q, y, min(CSLS_NEIGHBOURS, len(q), len(y)), beat=beat)
+    """Matrices whose product is CSLS = 2 q.y - r_q - r_y of unit rows, where r is the mean cosine of
+    a row to the CSLS_NEIGHBOURS nearest on the other side.
+
+    Source: Conneau, Lample et al. 2018, section 2.3.
+    """
+    k = min(CSLS_NEIGHBOURS, len(q), len(y))
+    # Computing the products again for the other side is twice as fast as the largest values of each
+    # column.
+    mean_q, mean_y = (
+        nearest_rows(*sides, k, beat=beat)[0].mean(dim=1, keepdim=True)
+        for sides in ((q, y), (y, q))
+    )
     # Two more dimensions instead of two more passes over the table.
-    left = torch.cat([2 * q, -offset_q[:, None], torch.ones_like(offset_q)[:, None]], dim=1)
-    right = torch.cat([y, torch.ones_like(offset_y)[:, None], -offset_y[:, None]], dim=1)
+    left = torch.cat([2 * q, -mean_q, torch.ones_like(mean_q)], dim=1)
+    right = torch.cat([y, torch.ones_like(mean_y), -mean_y], dim=1)
     return left, right
 
 

@@ -10,7 +10,6 @@ it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float32, Int64
@@ -29,73 +28,41 @@ DOUBTFUL_SHARE = 0.75
 FINDABLE_SHARE = 0.97
 
 
-@dataclass(frozen=True)
-class OrphanTrials:
-    """The counts of all trials.
-
-    trials   the number of trials
-    orphans  the smaller pool's orphans in them
-    paired   those that were paired with an item that most held-out maps confirm
-    """
-
-    trials: int = 0
-    orphans: int = 0
-    paired: int = 0
-
-    @property
-    def share(self) -> float:
-        """The share of orphans that are paired all the same, in [0, 1]; nan without any."""
-        return self.paired / self.orphans if self.orphans else math.nan
-
-    def needs_another(self, pairs: int, pair_share: float) -> bool:
-        """Whether this many pairs, a share `pair_share` of the smaller pool, need a trial."""
-        if pairs < ORPHAN_PARTS:
-            return False
-        first = self.orphans < ENOUGH_ORPHANS and self.trials < USUAL_TRIALS
-        return first or (
-            self.trials < MAX_TRIALS and share_with_partner(pair_share, self.share) < DOUBTFUL_SHARE
-        )
-
-    def right_share(self, pairs: int, pair_share: float) -> float:
-        """The share of the pairs whose items belong together, as `share_with_partner`; of a
-        doubtful result the lower bound.
-
-        The bound uses the upper end of Wilson's interval for the paired orphans; a pair that
-        becomes an orphan twice counts once.
-        """
-        right = share_with_partner(pair_share, self.share)
-        if right >= DOUBTFUL_SHARE:
-            return right
-        different = min(self.orphans, pairs)
-        return share_with_partner(
-            pair_share, wilson_upper(math.ceil(self.share * different), different)
-        )
-
-
-def run_trials(
+def judge_by_orphans(
     x: Float32[Tensor, "n rx"],
     y: Float32[Tensor, "m ry"],
     pairs: Int64[Tensor, "p 2"],
     *,
     seed: int,
     progress: Progress,
-) -> OrphanTrials:
-    """The trials that the pairs (p, 2) need; deterministic by seed."""
-    trials, count = OrphanTrials(), len(pairs) // ORPHAN_PARTS
-    while trials.needs_another(len(pairs), len(pairs) / min(len(x), len(y))):
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + trials.trials) % 2**63)
+) -> tuple[float, float]:
+    """The share of the pairs (p, 2) whose items belong together, as `share_with_partner`, of a
+    doubtful result the lower bound; and the share of orphans that are paired, nan of too few pairs.
+
+    The bound uses the upper end of Wilson's interval for the paired orphans; a pair that becomes an
+    orphan twice counts once. Deterministic by seed.
+    """
+    count, pair_share = len(pairs) // ORPHAN_PARTS, len(pairs) / min(len(x), len(y))
+    paired, right, trial = 0, 1.0, 0
+    while count and (
+        (trial < USUAL_TRIALS and trial * count < ENOUGH_ORPHANS)
+        or (trial < MAX_TRIALS and right < DOUBTFUL_SHARE)
+    ):
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + trial) % 2**63)
         shuffled = pairs[torch.randperm(len(pairs), generator=generator).to(pairs.device)]
-        paired = _paired_orphans(
-            x,
-            y,
-            shuffled[:count],
-            shuffled[count : 2 * count],
-            shuffled[2 * count :],
-            progress.beat,
-        )
-        trials = OrphanTrials(trials.trials + 1, trials.orphans + count, trials.paired + paired)
+        without_y, without_x, known = shuffled.tensor_split([count, 2 * count])
+        paired += _paired_orphans(x, y, without_y, without_x, known, progress.beat)
+        trial += 1
+        right = share_with_partner(pair_share, paired / (trial * count))
         progress.step()
-    return trials
+    if not trial:
+        return right, math.nan
+    share = paired / (trial * count)
+    if right < DOUBTFUL_SHARE:
+        different = min(trial * count, len(pairs))
+        most = wilson_upper(math.ceil(share * different), different)
+        right = share_with_partner(pair_share, most)
+    return right, share
 
 
 def share_with_partner(pair_share: float, orphan_share: float) -> float:
@@ -108,8 +75,6 @@ def share_with_partner(pair_share: float, orphan_share: float) -> float:
     part is wrong. Where items with a partner are harder to find than FINDABLE_SHARE, the result is
     too low.
     """
-    if math.isnan(orphan_share) or pair_share <= 0:
-        return 1.0
     if pair_share <= orphan_share or orphan_share >= FINDABLE_SHARE:
         return 0.0
     common = min(1.0, (pair_share - orphan_share) / (FINDABLE_SHARE - orphan_share))

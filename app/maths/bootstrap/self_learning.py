@@ -174,17 +174,15 @@ def _learn(
     share, paired = 1.0, math.nan
     if right:
         # A discount for pairs whose items probably have no partner.
-        trials = orphans.run_trials(
+        with_partner, paired = orphans.judge_by_orphans(
             sides.x.along,
             sides.y.along,
             pairs.to(sides.seeds.device),
             seed=settings.seed,
             progress=progress,
         )
-        pair_share = len(pairs) / sides.smaller
-        with_partner = max(LEAST_ORPHAN_FACTOR, trials.right_share(len(pairs), pair_share))
-        share, paired = min(right, with_partner) / right, trials.share
-        right = min(right, with_partner)
+        before, right = right, min(right, max(LEAST_ORPHAN_FACTOR, with_partner))
+        share = right / before
     estimated = BootstrapEstimate(
         right=right,
         agreement=agreed,
