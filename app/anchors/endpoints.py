@@ -128,7 +128,7 @@ def create_anchor_set(
 ) -> AnchorSet | Job:
     """Creates a set with all its embeddings, or fails without a change.
 
-    Duplicate and collinear anchors are accepted and reported.
+    Duplicate anchors are accepted and reported.
     Many inputs take a while: with `Prefer: respond-async`, a worker encodes them as a job. With
     `store`, the answer is a job in any case.
     """

@@ -31,10 +31,6 @@ class SpaceReportOut(BaseModel):
     )
     duplicates: list[int] = Field(description="Rows that equal an earlier row.")
     duplicate_count: int = Field(description="Number of such rows.")
-    collinear: list[int] = Field(
-        description="Rows on the line through the mean and an earlier row."
-    )
-    collinear_count: int = Field(description="Number of such rows.")
     at_mean: list[int] = Field(description="Rows that equal the mean.")
     at_mean_count: int = Field(description="Number of such rows.")
 

@@ -84,10 +84,6 @@ class SpaceHealth(BaseModel):
     at_mean_count: int = Field(description="Number of such rows.")
     duplicates: list[int] = Field(description="Rows that equal an earlier row.")
     duplicate_count: int = Field(description="Number of such rows.")
-    collinear: list[int] = Field(
-        description="Rows on the line through the mean and an earlier row."
-    )
-    collinear_count: int = Field(description="Number of such rows.")
 
 
 class StoreSample(RowModel):

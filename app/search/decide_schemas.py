@@ -205,7 +205,7 @@ class QualityOut(BaseModel):
     """Quality over `n` items. Vectors are centred on the anchors' mean."""
 
     n: int = Field(description="Number of items measured.")
-    k: int = Field(description="Number of neighbours for `recall` and both Jaccard indices.")
+    k: int = Field(description="Number of neighbours for `recall` and the Jaccard index.")
     cosine: CentredCosine
     plain_cosine: float | None = Field(
         None,
@@ -224,10 +224,6 @@ class QualityOut(BaseModel):
     jaccard_target: float = Field(
         description="Mean Jaccard index of the `k` neighbours that the query and the native query "
         "have among the native vectors, 0 to 1."
-    )
-    jaccard_own: float = Field(
-        description="Mean Jaccard index of the `k` neighbours that queries have among themselves "
-        "and native vectors among themselves, 0 to 1."
     )
 
 

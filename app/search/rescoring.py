@@ -33,7 +33,7 @@ from app.translate.service import Translation, prepare_map
 from app.types import InputRole
 
 #: fields that only a translation uses
-TRANSLATION_FIELDS = {"method", "options", "min_quality", "index", "precision"}
+TRANSLATION_FIELDS = {"method", "options", "min_quality", "index"}
 
 
 async def rescore(
@@ -118,7 +118,6 @@ def _prepare(
         request.weight,
         request.limit,
         native,
-        request.precision,
     )
     return scoring, stored, truncated
 

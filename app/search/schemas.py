@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 
 from app.errors import InvalidRequest
 from app.http.fields import Body, Inputs, Name, Role, UndecodedVectors, Vectors, parse_matrix
-from app.maths.translators.translator import ProductPrecision
 from app.translate.fields import (
     NO_OPTIONS,
     AnswerWarningOut,
@@ -335,13 +334,6 @@ class RescoreRequest(PairRequest):
     limit: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
         None, description="Most results of each query. Default: all candidates."
     )
-    precision: Annotated[
-        ProductPrecision,
-        Field(
-            description="Type of the arithmetic that translates. `bfloat16` is faster on "
-            "processors that support it."
-        ),
-    ] = "float32"
 
 
 class QueryResults(BaseModel):

@@ -21,7 +21,7 @@ from app.maths.geometry.space import check_vectors
 from app.maths.relevance import rescoring as maths
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
 from app.maths.translators.decoder import TranslatedRows
-from app.maths.translators.translator import ProductPrecision, no_flags
+from app.maths.translators.translator import no_flags
 from app.search.native import NativeScoring, order_natively
 from app.search.schemas import NativeOut, RescoreRequest, StoreSearchRequest, WeightSource
 from app.translate.maps import ServedMap
@@ -58,7 +58,6 @@ class Scoring:
     weight: float | None
     limit: int | None
     native: NativeScoring | None
-    precision: ProductPrecision = "float32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +245,7 @@ def _score(
         readable = stored.float() if stored.dtype is torch.float16 else stored
         scores = old = maths.cosines(scoring.old_queries, readable, counts)
     if served is not None:
-        translated = served.start(services, stored, scoring.precision).result()
+        translated = served.start(services, stored).result()
         if known is not None:
             places, vectors = known
             translated.vectors[places] = vectors.float()

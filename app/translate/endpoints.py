@@ -7,13 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.errors import InvalidRequest, MissingField, NotExactlyOne
+from app.errors import MissingField, NotExactlyOne
 from app.http import answers
 from app.http.bodies import VECTOR_ANSWERS, Call, vector_call
 from app.http.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.http.problems import documented
 from app.jobs.answers import FIT_QUEUED
-from app.maths.translators.translator import ProductPrecision
 from app.ops import metrics
 from app.translate import service as apply
 from app.translate.fields import (
@@ -57,13 +56,6 @@ class TranslateRequest(PairRequest, InputsBody):
     )
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
-    precision: Annotated[
-        ProductPrecision,
-        Field(
-            description="Type of the arithmetic. `bfloat16` is faster on processors that support "
-            "it, and the answer states its error."
-        ),
-    ] = "float32"
 
     def translation(self) -> apply.Translation:
         """Raises NotExactlyOne and MissingField."""
@@ -79,11 +71,6 @@ class TranslateRequest(PairRequest, InputsBody):
         return apply.Translation(self.translator_request())
 
     def decoding(self) -> apply.Decoding:
-        """Raises InvalidRequest."""
-        if self.precision != "float32":
-            raise InvalidRequest(
-                "Relative vectors are decoded in float32. Remove `precision`.", field="precision"
-            )
         return apply.Decoding(self.translator_request(), self.relative_power or 0.0)
 
 
@@ -187,7 +174,6 @@ async def translate(
             vectors,
             body.encoder_inputs(),
             writer.number_bytes,
-            body.precision,
         )
     REQUEST_SIZES.observe(len(answer.output.vectors))
     return await answers.write(call, writer, answer.output.vectors, _describe(answer))

@@ -50,11 +50,14 @@ class EvaluationTask:
     target: tables.SpaceRow
 
     @property
+    def index(self) -> int:
+        """The number of items that are searched."""
+        return len(self.items.get("corpus", self.items["vectors"]))
+
+    @property
     def steps(self) -> int:
         """The number of cosines to compute."""
-        n, corpus = len(self.items["vectors"]), self.items.get("corpus")
-        rows = None if corpus is None else len(corpus)
-        return metrics.cosine_count(len(QUERY_KINDS), n, rows)
+        return len(QUERY_KINDS) * len(self.items["vectors"]) * self.index
 
     @property
     def is_small(self) -> bool:
@@ -107,7 +110,7 @@ class EvaluationTask:
                 "method": fitted.method,
                 "options": dict(fitted.options),
                 "n": len(items["vectors"]),
-                "index": len(items.get("corpus", items["vectors"])),
+                "index": self.index,
                 "k": self.k,
                 "at_mean": int(translation.at_mean.sum()),
                 "outside": int(translation.outside.sum()),

@@ -19,7 +19,7 @@ from app.maths.geometry.space import check_vectors
 from app.maths.translators import methods
 from app.maths.translators import translator as maths
 from app.maths.translators.decoder import Decoder, TranslatedRows, decode
-from app.maths.translators.translator import ProductPrecision, RowFlags, Translator
+from app.maths.translators.translator import RowFlags, Translator
 from app.translate.warnings import AnswerWarning
 
 #: most multiplications of a product that the caller's thread computes at once
@@ -71,9 +71,7 @@ class ServedMap:
         assert isinstance(self.factor, Translator)
         return self.factor
 
-    def start(
-        self, services: Services, vectors: Tensor, precision: ProductPrecision = "float32"
-    ) -> Product:
+    def start(self, services: Services, vectors: Tensor) -> Product:
         """Start mapping vectors of the right shape.
 
         A small product is computed here, and raises NonFinite and OutOfRange here.
@@ -85,7 +83,7 @@ class ServedMap:
         )
         if count * multiplications <= INLINE_MULTIPLICATIONS:
             try:
-                flagged = self._map_rows(vectors, out, precision)
+                flagged = self._map_rows(vectors, out)
             except AnchorageError as error:
                 raise _error_of_all_rows(error, vectors) from None
             return Product(TranslatedRows(out, *(flagged or maths.no_flags(count))), vectors)
@@ -93,7 +91,7 @@ class ServedMap:
         outside = torch.zeros(count, dtype=torch.bool)
 
         def span(start: int, stop: int) -> None:
-            flagged = self._map_rows(vectors[start:stop], out[start:stop], precision)
+            flagged = self._map_rows(vectors[start:stop], out[start:stop])
             if flagged is not None:
                 at_mean[start:stop], outside[start:stop] = flagged
 
@@ -103,13 +101,11 @@ class ServedMap:
         future = services.lanes.submit(span, count, min(share, most, maths.ROWS_PER_STEP))
         return Product(TranslatedRows(out, at_mean, outside), vectors, future)
 
-    def _map_rows(
-        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
-    ) -> RowFlags | None:
+    def _map_rows(self, vectors: Tensor, out: Tensor) -> RowFlags | None:
         """Map rows into `out`; return their flags, None for none. Raises NonFinite, OutOfRange."""
         match self.factor:
             case Translator():
-                return maths.apply_into(self.factor, vectors, out, precision=precision)
+                return maths.apply_into(self.factor, vectors, out)
             case Projection(projector, mean):
                 at_mean = maths.relate_into(projector, mean, vectors, out)
                 return at_mean, torch.zeros_like(at_mean)

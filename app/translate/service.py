@@ -27,7 +27,6 @@ from app.jobs.worker import JobResult
 from app.maths.quality.cost import fit_seconds
 from app.maths.translators import linear, methods
 from app.maths.translators.decoder import Decoder, TranslatedRows
-from app.maths.translators.translator import ProductPrecision
 from app.translate import estimate, fit_queue, warnings
 from app.translate import fit as translators
 from app.translate.fit import FitRequest, SpacePair, pair_name
@@ -305,7 +304,6 @@ def apply_map(
     vectors: Tensor | None,
     inputs: Inputs | None = None,
     number_bytes: int = ANSWER_NUMBER_BYTES,
-    precision: ProductPrecision = "float32",
     pair: SpacePair | None = None,
 ) -> MappedVectors:
     """Apply the map to vectors or inputs, which are checked before a fit.
@@ -325,7 +323,7 @@ def apply_map(
     )
     served = prepare_map(services, context, request, pair)
     with blaming(field):
-        output = served.start(services, read.vectors, precision).result()
+        output = served.start(services, read.vectors).result()
     about = [] if inputs is None else warnings.warnings_about_change(space.encoder)
     return MappedVectors(output, served, read.truncated, [*served.warnings, *about])
 
@@ -337,7 +335,6 @@ async def serve_map(
     vectors: Tensor | None,
     inputs: Inputs | None = None,
     number_bytes: int = ANSWER_NUMBER_BYTES,
-    precision: ProductPrecision = "float32",
 ) -> MappedVectors:
     """Apply the map: at once if it is in memory and the vectors fit, else in a thread.
 
@@ -353,12 +350,11 @@ async def serve_map(
             vectors=vectors,
             inputs=inputs,
             number_bytes=number_bytes,
-            precision=precision,
         )
         return await to_thread.run_sync(work)
     context.reserve_bytes(len(vectors) * served.dims[1] * number_bytes)
     try:
-        product = served.start(services, vectors, precision)
+        product = served.start(services, vectors)
         await product.wait()
         return MappedVectors(product.result(), served, (), served.warnings)
     except AnchorageError as error:

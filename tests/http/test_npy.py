@@ -349,12 +349,6 @@ def test_relative_vectors_may_be_the_whole_body(service, refused):
     np.testing.assert_allclose(
         numbers(send(service, written(coordinates), path)), truth, rtol=1e-5, atol=1e-5
     )
-    refused(
-        send(service, written(coordinates), path + "&precision=bfloat16"),
-        422,
-        "invalid-request",
-        "precision",
-    )
     wrong = refused(send(service, written(VECTORS), path), 422, "dimension-mismatch", "relative")
     assert "40" in wrong["detail"]
 

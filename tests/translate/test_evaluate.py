@@ -69,7 +69,7 @@ def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished,
 
 def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkeypatch):
     now = good(ask())
-    cost = 5 * 30 * 30 * (8 + evaluation.MULTIPLICATIONS_PER_COSINE) + 3 * 40 * 8 * 8
+    cost = 3 * 30 * 30 * (8 + evaluation.MULTIPLICATIONS_PER_COSINE) + 3 * 40 * 8 * 8
     monkeypatch.setattr(evaluation, "REQUEST_MULTIPLICATIONS", cost)
     assert ask().status_code == 200
     monkeypatch.setattr(evaluation, "REQUEST_MULTIPLICATIONS", cost - 1)

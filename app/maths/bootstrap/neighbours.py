@@ -115,8 +115,8 @@ def graded_map(x: Float32[Tensor, "p rx"], y: Float32[Tensor, "p ry"]) -> Float6
 def csls_factors(
     q: Float32[Tensor, "n d"], y: Float32[Tensor, "m d"], *, beat: Beat
 ) -> tuple[Float32[Tensor, "n e"], Float32[Tensor, "m e"]]:
-    """Matrices whose product is CSLS = 2 q.y - r_q - r_y of unit rows, where r is the mean cosine of
-    a row to the CSLS_NEIGHBOURS nearest on the other side.
+    """Matrices whose product is CSLS = 2 q.y - r_q - r_y of unit rows, r the mean cosine of a row
+    to the CSLS_NEIGHBOURS nearest on the other side.
 
     Source: Conneau, Lample et al. 2018, section 2.3.
     """

@@ -1,4 +1,4 @@
-"""Measures of a translation: cosine, MRR, recall@k, two Jaccards of neighbours, and linear CKA.
+"""Measures of a translation: cosine, MRR, recall@k and the Jaccard index of neighbours.
 
 Everywhere, `translated` (n, d) are translated vectors and `native` (n, d) the true vectors of the
 same items, in the target encoder's units. The caller centres both on the target's anchors, because
@@ -24,7 +24,7 @@ from app.maths.geometry.space import COSINE_ROWS, row_norms, unit_rows
 #: Cosines of query rows to the whole index that are stored at a time, 8 bytes each.
 MAX_COSINES = 2**24
 
-#: Neighbours of recall and of the Jaccards.
+#: Neighbours of recall and of the Jaccard index.
 DEFAULT_NEIGHBOURS = 10
 
 
@@ -153,25 +153,19 @@ def evaluate(
     jaccard_target  of the k items that each query finds among the native vectors, the item itself
                     included, as in the reference code of Moschella et al. 2023 and Cannistraci et
                     al. 2023 (Table 1)
-    jaccard_own     of the k items that each query finds among its own kind, without the item
-                    itself (ReSi's): whether the translated cloud keeps its neighbourhoods,
-                    wherever it lies
     With a corpus, the rank is that of the row that the native query finds first; recall, recall_1
-    and jaccard_target compare the rows that both queries find in the corpus; jaccard_own compares
-    neighbours among the queries, min(k, n - 1).
+    and jaccard_target compare the rows that both queries find in the corpus.
     """
     truth = unit(native)
     index = truth if corpus is None else unit(corpus)
     own = corpus is None
     wanted = search(cosines(truth, index), k, own=own)
-    neighbours = wanted.near if own else _own_neighbours(truth, k, cosines)
     targets = None if own else wanted.near[:, 0]
     measures = {}
     for name, vectors in queries.items():
         is_native = vectors is native
         made = truth if is_native else unit(vectors)
         found = wanted if is_native else search(cosines(made, index), k, own=own, targets=targets)
-        near = neighbours if is_native else _own_neighbours(made, k, cosines)
         measures[name] = {
             "cosine": (made * truth).sum(dim=1),
             "plain_cosine": row_cosines(vectors + mean, native + mean),
@@ -179,25 +173,8 @@ def evaluate(
             "recall": shared_count(found.near, wanted.near).double() / k,
             "recall_1": (found.near[:, 0] == wanted.near[:, 0]).double(),
             "jaccard_target": jaccard(found.with_own, wanted.with_own),
-            "jaccard_own": jaccard(near, neighbours),
         }
     return measures
-
-
-def cosine_count(kinds: int, n: int, corpus: int | None) -> int:
-    """The number of cosines that `evaluate` computes, for n items and this many kinds of queries,
-    the native ones included.
-    """
-    if corpus is None:
-        return (2 * kinds - 1) * n * n
-    return kinds * (n * n + n * corpus)
-
-
-def _own_neighbours(
-    queries: Float64[Tensor, "n d"], k: int, cosines: CosineBlockFunction
-) -> Int64[Tensor, "n j"]:
-    """The nearest other queries of each unit query."""
-    return search(cosines(queries, queries), min(k, len(queries) - 1), own=True).near
 
 
 def do_nothing(source: Float[Tensor, "n dx"], dim: int) -> Float[Tensor, "n dy"]:

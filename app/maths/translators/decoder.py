@@ -54,11 +54,6 @@ class Decoder:
         rounding = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
         return rounding * length * math.sqrt(self.max_energy)
 
-    @cached_property
-    def rounded(self) -> Tensor:
-        """D in bfloat16."""
-        return self.matrix.bfloat16()
-
 
 @dataclass(frozen=True, eq=False)
 class TranslatedRows:

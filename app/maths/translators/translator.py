@@ -14,7 +14,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,12 +46,8 @@ ROWS_PER_STEP = 512
 #: the careful path.
 SAFE_NEAREST, SAFE_FARTHEST = 1e-12, 1e12
 
-#: The dtype of the product. bfloat16 has 8 bits of mantissa, and its rounding is as coarse.
-ProductPrecision = Literal["float32", "bfloat16"]
-UNIT_ROUNDOFF = {
-    "float32": torch.finfo(torch.float32).eps,
-    "bfloat16": torch.finfo(torch.bfloat16).eps,
-}
+#: A product this much shorter than its factors may be noise.
+ROUNDING = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
 
 
 class _Arrays(NamedTuple):
@@ -132,6 +128,12 @@ class Translator:
         """
         return float(self.source_mean.double().square() @ self.energy.double())
 
+    def rounding_of(self, length: float) -> float:
+        """The length below which the first product of a row of that length, less m_x, may be
+        noise.
+        """
+        return ROUNDING * math.sqrt(length * length * self.max_energy + self.offset)
+
     @cached_property
     def nearest(self) -> float:
         """`least_distance` of m_x."""
@@ -142,9 +144,7 @@ def least_distance(mean: Float32[Tensor, " d"]) -> float:
     """The distance from a mean (d,), in its units, below which only the careful path decides
     whether a vector has a direction.
     """
-    return max(
-        SAFE_NEAREST, 2 * NOISE_ROUNDINGS * UNIT_ROUNDOFF["float32"] * float(mean.double().norm())
-    )
+    return max(SAFE_NEAREST, 2 * ROUNDING * float(mean.double().norm()))
 
 
 def make_translator(
@@ -164,12 +164,7 @@ def make_translator(
     return Translator(source.mean.float(), decoder, source.scale if keep_norms else None, columns)
 
 
-def apply(
-    translator: Translator,
-    vectors: Float[Tensor, "n dx"],
-    *,
-    precision: ProductPrecision = "float32",
-) -> TranslatedRows:
+def apply(translator: Translator, vectors: Float[Tensor, "n dx"]) -> TranslatedRows:
     """Translate vectors (n, d_x), in the source encoder's units and any float dtype, in float32.
 
     A vector equal to the source's mean, or outside the span of the anchors, becomes the target's
@@ -180,7 +175,7 @@ def apply(
     check_shape(vectors, dim=translator.dims[0])
     translated = torch.empty(len(vectors), translator.dims[1], device=vectors.device)
     try:
-        flagged = apply_into(translator, vectors, translated, precision=precision)
+        flagged = apply_into(translator, vectors, translated)
     except AnchorageError:
         check_vectors(vectors)  # names all rows, not only those of one step
         raise
@@ -195,29 +190,22 @@ def no_flags(count: int) -> RowFlags:
 
 
 def apply_into(
-    translator: Translator,
-    vectors: Float[Tensor, "n dx"],
-    out: Float32[Tensor, "n dy"],
-    *,
-    precision: ProductPrecision = "float32",
+    translator: Translator, vectors: Float[Tensor, "n dx"], out: Float32[Tensor, "n dy"]
 ) -> RowFlags | None:
     """`apply` for vectors of the right shape, written to `out` (n, d_y). With one thread of torch
     it is as fast as the product.
 
-    precision  "bfloat16": multiply bfloat16 numbers, for processors that do this faster, and repeat
-               uncertain rows in float32. A kernel always multiplies float32: large terms cancel in
-               its sums
     Returns which rows (n,) are at the mean and which outside, or None if there are none. Raises
     NonFinite and OutOfRange, naming the rows of one step only.
     """
     count = vectors.shape[0]
     if count <= ROWS_PER_STEP or out.device.type != "cpu":  # a GPU needs no steps
-        return _step(translator, vectors, out, precision)
+        return _step(translator, vectors, out)
     flagged: RowFlags | None = None
     for start in range(0, count, ROWS_PER_STEP):
         rows = slice(start, min(start + ROWS_PER_STEP, count))
         with blaming(rows_from=start):
-            flags = _step(translator, vectors[rows], out[rows], precision)
+            flags = _step(translator, vectors[rows], out[rows])
         if flags is not None:
             flagged = flagged or (
                 torch.zeros(count, dtype=torch.bool),
@@ -228,12 +216,9 @@ def apply_into(
 
 
 def _step(
-    translator: Translator,
-    vectors: Float[Tensor, "n dx"],
-    out: Float32[Tensor, "n dy"],
-    precision: ProductPrecision,
+    translator: Translator, vectors: Float[Tensor, "n dx"], out: Float32[Tensor, "n dy"]
 ) -> RowFlags | None:
-    if _fast_step(translator, vectors, out, precision):
+    if _fast_step(translator, vectors, out):
         return None
     careful = _careful_step(translator, vectors)
     out.copy_(careful.vectors)
@@ -241,10 +226,7 @@ def _step(
 
 
 def _fast_step(
-    translator: Translator,
-    vectors: Float[Tensor, "n dx"],
-    out: Float32[Tensor, "n dy"],
-    precision: ProductPrecision,
+    translator: Translator, vectors: Float[Tensor, "n dx"], out: Float32[Tensor, "n dy"]
 ) -> bool:
     """Translate rows that need no special care. Returns False, with undefined numbers in `out`, if
     a row might need it.
@@ -252,7 +234,7 @@ def _fast_step(
     No row needs care when all are finite, well away from the mean, and their products are well
     above rounding noise.
     """
-    if vectors.shape[0] == 1 and precision == "float32" and out.device.type == "cpu":
+    if vectors.shape[0] == 1 and out.device.type == "cpu":
         with np.errstate(all="ignore"):  # the careful path repeats rows that overflow
             return _fast_row(translator, vectors[0], out)
     decoder = translator.decoder
@@ -263,11 +245,7 @@ def _fast_step(
         return False
     # An upper bound of a row's factor: s_y / its length, times the factor that keeps its norm.
     stretch = 1.0 if translator.kept_scale is None else far / translator.kept_scale
-    noise: float = (
-        NOISE_ROUNDINGS
-        * UNIT_ROUNDOFF["float32" if translator.landmarks is not None else precision]
-        * (far * far * translator.max_energy + translator.offset) ** 0.5
-    )
+    noise = translator.rounding_of(far)
     if translator.landmarks is not None:
         products = centred @ translator.landmarks
         short, _ = _shortest_and_longest(torch.linalg.vector_norm(products, dim=1))
@@ -278,10 +256,8 @@ def _fast_step(
         _, longest = _shortest_and_longest(torch.linalg.vector_norm(features, dim=1))
         noise = decoder.rounding_of(longest)
         near, norms = 1.0, torch.ones_like(norms)  # the features are those of unit vectors
-    elif precision == "float32":
-        torch.mm(centred, decoder.matrix, out=out)
     else:
-        out.copy_(centred.bfloat16() @ decoder.rounded)
+        torch.mm(centred, decoder.matrix, out=out)
     lengths = torch.linalg.vector_norm(out, dim=1)
     short, long = _shortest_and_longest(lengths)
     if not (short > noise and short >= SAFE_NEAREST and long <= SAFE_FARTHEST):
@@ -311,12 +287,7 @@ def _fast_row(
     if not translator.nearest <= norm <= SAFE_FARTHEST:
         return False
     product = out.numpy()[0]
-    noise = (
-        NOISE_ROUNDINGS
-        * UNIT_ROUNDOFF["float32"]
-        * math.sqrt(norm * norm * translator.max_energy + translator.offset)
-    )
-    reach = norm
+    noise, reach = translator.rounding_of(norm), norm
     if rows.landmarks is None:
         np.dot(centred, rows.matrix, out=product)
     else:
@@ -362,8 +333,7 @@ def _careful_step(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Tra
         coordinates = unit
     else:
         coordinates = unit @ translator.landmarks
-        rounding = NOISE_ROUNDINGS * UNIT_ROUNDOFF["float32"]
-        noise = rounding * (unit.square() @ translator.energy + carried).sqrt()
+        noise = ROUNDING * (unit.square() @ translator.energy + carried).sqrt()
         coordinates *= (row_norms(coordinates) > noise)[:, None]
         carried = torch.zeros(1, device=unit.device)
     translated, known = decode_coordinates(translator.decoder, coordinates, carried, stretch)

@@ -42,7 +42,6 @@ def test_pools_that_share_no_item_are_aligned():
     assert (len(made.rows), made.directions.shape) == (500, (500, 10))
     assert made.rows.tolist() == sorted(set(made.rows.tolist()))
     assert float((made.directions * right[made.rows]).sum(dim=1).mean()) > 0.95
-    assert bool(((made.weights >= 0) & (made.weights <= 1 + 1e-5)).all())
     assert [step.done for step in steps] == sorted(step.done for step in steps)
 
 

@@ -83,7 +83,6 @@ def test_it_is_the_best_of_all_permutations():
 
     found = match_components(x, y, starts=40, seed=0)
     assert value(found.b) == pytest.approx(max(map(value, permutations(range(5)))), rel=1e-5)
-    assert found.value == pytest.approx(value(found.b) / 25, rel=1e-5)
 
 
 def test_sides_of_different_sizes_are_matched_either_way():
@@ -93,7 +92,6 @@ def test_sides_of_different_sizes_are_matched_either_way():
     assert found.b.tolist() == part.tolist()
     back = match_components(x, few, starts=20, seed=0)
     assert (back.a.tolist(), back.b.tolist()) == (found.b.tolist(), found.a.tolist())
-    assert back.value == found.value
 
 
 def test_components_that_relate_alike_weigh_more_than_others():

@@ -18,17 +18,14 @@ from app.maths.bootstrap.neighbours import learn_and_match
 from app.maths.bootstrap.orphans import (
     DOUBTFUL_SHARE,
     FINDABLE_SHARE,
-    OrphanTrials,
-    run_trials,
+    judge_by_orphans,
     share_with_partner,
 )
 from app.maths.bootstrap.pools import Progress, ignore_step
 from tests.maths.bootstrap.clouds import every, normal, views
 
-shares = st.floats(0, 1)
 
-
-@given(given_share=st.floats(0.01, 1), paired=shares)
+@given(given_share=st.floats(0.01, 1), paired=st.floats(0, 1))
 def test_the_share_with_a_partner_solves_its_equation(given_share, paired):
     told = share_with_partner(given_share, paired)
     assert 0 <= told <= 1
@@ -40,31 +37,31 @@ def test_the_share_with_a_partner_solves_its_equation(given_share, paired):
         )
 
 
-def tried(x: Tensor, y: Tensor, pairs: Tensor) -> OrphanTrials:
-    return run_trials(x, y, pairs, seed=0, progress=Progress(ignore_step, 16))
+def judged(x: Tensor, y: Tensor, pairs: Tensor) -> tuple[float, float, int]:
+    """The share of the pairs with a partner, that of paired orphans, and the trials."""
+    progress = Progress(ignore_step, 16)
+    return *judge_by_orphans(x, y, pairs, seed=0, progress=progress), progress.done
 
 
-def orphaned(x: Tensor, y: Tensor, pairs: Tensor) -> float:
-    return tried(x, y, pairs).share
-
-
-def test_orphans_find_their_partners_twin_and_seldom_others():
+def test_orphans_find_their_partners_twin_and_a_doubtful_result_has_more_trials_and_a_lower_bound():
     x, y = views(1, 200, 8)
-    few = orphaned(x, y, every(200))
+    right, few, trials = judged(x, y, every(200))
     assert few < 0.2
+    assert right == share_with_partner(1.0, few) >= DOUBTFUL_SHARE
+    assert trials == orphans.USUAL_TRIALS
     twins = (
         torch.cat([x, x + 0.01 * normal(5, 200, 8)]),
         torch.cat([y, y + 0.01 * normal(6, 200, 8)]),
     )
-    assert orphaned(*twins, every(200)) > few + 0.15
+    right, many, trials = judged(*twins, every(200))
+    assert many > few + 0.15
+    assert right < share_with_partner(0.5, many) < DOUBTFUL_SHARE
+    assert trials == orphans.MAX_TRIALS
 
 
-def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
-    monkeypatch,
-):
+def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(monkeypatch):
     x, y = views(1, 120, 4)
-    claimed = tried(x, y, every(120)).paired
-    assert claimed > 0
+    assert judged(x, y, every(120))[1] > 0
     calls = []
 
     def only_the_first(*arguments: Any, **more: Any) -> Tensor:
@@ -73,33 +70,10 @@ def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
         return partner if len(calls) % 4 == 1 else torch.full_like(partner, -1)
 
     monkeypatch.setattr(orphans, "learn_and_match", only_the_first)
-    assert tried(x, y, every(120)).paired == 0
+    assert judged(x, y, every(120))[1] == 0
 
 
 @pytest.mark.parametrize("pairs", [0, 7])
 def test_too_few_pairs_have_no_orphans(pairs):
-    assert math.isnan(orphaned(*views(1, 30), every(pairs)))
-
-
-@given(
-    pairs=st.integers(1, 10**6),
-    made=st.integers(0, 10**6),
-    share=shares,
-    given_share=st.floats(0.01, 1),
-)
-def test_a_doubtful_result_reports_its_lower_bound(pairs, made, share, given_share):
-    trials = OrphanTrials(3, made, round(share * made))
-    right, likely = (
-        trials.right_share(pairs, given_share),
-        share_with_partner(given_share, trials.share),
-    )
-    assert 0 <= right <= likely
-    if likely >= DOUBTFUL_SHARE:
-        assert right == likely
-    elif 0 < trials.share < 0.95 and likely > 0:
-        assert right < likely
-        assert (
-            right
-            <= OrphanTrials(3, made * 10, trials.paired * 10).right_share(pairs * 10, given_share)
-            + 1e-9
-        )  # of more, more is known
+    right, share, trials = judged(*views(1, 30), every(pairs))
+    assert (right, math.isnan(share), trials) == (1.0, True, 0)

@@ -230,53 +230,6 @@ def test_it_reads_strided_rows_and_writes_into_a_part_of_a_larger_matrix(count):
     assert torch.equal(wide, before)
 
 
-# --- bfloat16 -------------------------------------------------------------------------------------
-
-
-@given(
-    seed=st.integers(0, 2**31),
-    count=st.sampled_from(COUNTS),
-    keep_norms=st.booleans(),
-    renormalise=st.booleans(),
-)
-def test_in_bfloat16_a_translation_lies_within_two_percent_of_its_distance(
-    seed, count, keep_norms, renormalise
-):
-    served, source = made(
-        seed,
-        (64, 48),
-        name="procrustes",
-        anchors=200,
-        keep_norms=keep_norms,
-        renormalise=renormalise,
-    )
-    vectors = normal(seed + 2, count, 64) + source.mean
-    found, exact = apply(served, vectors, precision="bfloat16"), apply(served, vectors)
-    reach = (exact.vectors - served.decoder.mean).norm(dim=1)
-    assert float(((found.vectors - exact.vectors).norm(dim=1) / reach).max()) < 0.02
-    assert found.outside.tolist() == exact.outside.tolist()
-
-
-@pytest.mark.parametrize("count", [1, 5])
-def test_a_kernel_multiplies_float32_whatever_the_precision(count):
-    served, source = made(11, (16, 12), name="kernel")
-    vectors = (normal(12, count, 16) + source.mean).float()
-    rounded = apply(served, vectors, precision="bfloat16").vectors
-    assert furthest(rounded, apply(served, vectors).vectors, served) < 1e-6
-
-
-def test_in_bfloat16_uncertain_rows_are_computed_in_float32():
-    span = torch.linalg.qr(normal(1, 12, 12))[0][:5]
-    source, target = fit_space(normal(2, 30, 5) @ span + 1), fit_space(normal(3, 30, 7))
-    served = fit("procrustes", source, target, resolve("procrustes", {}, anchors=30))
-    vectors, _ = delicate(source, span, 40, 4, torch.float32)
-    found, exact = apply(served, vectors, precision="bfloat16"), apply(served, vectors)
-    assert found.at_mean.tolist() == exact.at_mean.tolist()
-    assert found.outside.tolist() == exact.outside.tolist()
-    with pytest.raises(NonFinite):
-        apply(served, torch.full((1, 12), float("nan")), precision="bfloat16")
-
-
 # --- relative vectors -----------------------------------------------------------------------------
 
 

@@ -37,7 +37,6 @@ class AsyncMeasures:
         options: Mapping[str, Any] | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
-        precision: Literal["float32", "bfloat16"] | None = None,
         native: int | None = None,
         native_deadline_ms: int | None = None,
     ) -> Rankings:
@@ -72,7 +71,6 @@ class AsyncMeasures:
             "weight": weight,
             "limit": limit,
             **fit_fields(method, options, min_quality, index),
-            "precision": precision,
             "native": native,
             "native_deadline_ms": native_deadline_ms,
         }

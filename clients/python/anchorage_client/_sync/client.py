@@ -195,7 +195,6 @@ class Client(Measures):
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         dtype: Literal["float32", "float16"] | None = None,
-        precision: Literal["float32", "bfloat16"] | None = None,
     ) -> Translation:
         """Translate vectors, inputs or relative vectors; many rows take several requests."""
         body = {
@@ -206,7 +205,6 @@ class Client(Measures):
             "relative_power": relative_power,
             **fit_fields(method, options, min_quality, index),
             "dtype": dtype,
-            "precision": precision,
             "encoding": "base64",
         }
         parts = row_parts(inputs, vectors=vectors, relative=relative)
