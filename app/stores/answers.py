@@ -1,17 +1,24 @@
 """The limits of what a store may answer, so that no server can fill our memory.
 
-A read whose rows are too large for one answer is repeated with fewer of them.
+Clients that speak HTTP with httpx refuse a larger answer before they hold or decode it. A read
+whose rows are too large for one answer is repeated with fewer of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from app.errors import StoreUnsupported
+import httpx
+
+from app.errors import StoreUnavailable, StoreUnsupported
 
 #: most bytes of one answer, and most values of its JSON: each may take a hundred bytes of memory
 MAX_ANSWER_BYTES, MAX_ANSWER_VALUES = 16 << 20, 1_000_000
+
+#: longest time of one answer: a server may send one byte a second
+MAX_ANSWER_S = 60.0
 
 #: most bytes of payloads that one search or one page of a run reads
 MAX_CONTENT_BYTES = 256 << 20
@@ -74,17 +81,41 @@ def answer_too_large() -> StoreUnsupported:
     )
 
 
-class ContentLimit:
-    """Counts the payloads of some rows."""
+def _limit_answer(response: httpx.Response) -> None:
+    coding = response.headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise StoreUnsupported(
+            f"The store's server compressed its answer ({coding[:20]!r}), although the request "
+            "forbids it. Ask the operator to switch compression off there."
+        )
+    if not isinstance(response.stream, httpx.SyncByteStream):
+        raise TypeError("the client is not synchronous")
+    response.stream = _LimitedStream(response.stream)
 
-    def __init__(self, rows: int) -> None:
-        self._rows, self._left = rows, MAX_CONTENT_BYTES
 
-    def count(self, payloads: Iterable[bytes]) -> None:
-        """Count these. Raises StoreUnsupported above MAX_CONTENT_BYTES."""
-        self._left -= sum(map(len, payloads))
-        if self._left < 0:
-            raise StoreUnsupported(
-                f"The payloads of these {self._rows} rows have more than "
-                f"{MAX_CONTENT_BYTES >> 20} MiB. Ask for fewer rows."
-            )
+#: headers and hooks of httpx.Client that keep answers below the limits
+UNCOMPRESSED = {"Accept-Encoding": "identity"}
+ANSWER_HOOKS = {"response": [_limit_answer]}
+
+
+class _LimitedStream(httpx.SyncByteStream):
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = values = 0
+        ends = time.monotonic() + MAX_ANSWER_S
+        for part in self._stream:
+            size += len(part)
+            values += part.count(b",") + part.count(b"[") + part.count(b"{")
+            if size > MAX_ANSWER_BYTES or values > MAX_ANSWER_VALUES:
+                raise answer_too_large()
+            if time.monotonic() > ends:
+                raise StoreUnavailable(
+                    f"The store's answer took longer than {MAX_ANSWER_S:g} s. Try again when its "
+                    "server is less busy."
+                )
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()

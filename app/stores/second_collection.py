@@ -12,15 +12,15 @@ import threading
 from abc import abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import MigrationActive, StoreChanged, WrongState
-from app.stores.answers import ContentLimit, read_parts, rows_a_read
+from app.errors import MigrationActive, StoreChanged, StoreUnsupported, WrongState
+from app.stores.answers import MAX_CONTENT_BYTES, read_parts, rows_a_read
 from app.stores.common import as_json, find_text, page_of, rows_checksum
 from app.stores.port import (
     Changes,
@@ -33,7 +33,10 @@ from app.stores.port import (
     Search,
     Side,
     Store,
+    StoreFacts,
     StoreId,
+    StoreLocation,
+    StoreNote,
     StoreVectors,
     Switch,
     TranslateRows,
@@ -43,11 +46,20 @@ from app.stores.sides import Phase, Sides, StoredRow, contains, fingerprint, opp
 #: rows that are compared, copied or deleted at once
 ROWS_A_PAGE = 1000
 
+#: most rows of one call that writes, and most numbers of their vectors: 10 bytes each in JSON
+ROWS_A_WRITE, NUMBERS_A_WRITE = 256, 1_000_000
+
 #: most results of one call that searches
 RESULTS_A_CALL = 50_000
 
 #: served pages whose rows are remembered until they are written
 PAGES_REMEMBERED = 2
+
+NOT_COMPARED = StoreNote(
+    "vectors-not-compared",
+    "Writes are found by comparing ids and all that a row holds besides this vector, with `sync` "
+    "and `verify` and at a cutover. A write that changes only the vector is not found.",
+)
 
 #: where both sides are, rows of the source that a page of a comparison found, and ids that only
 #: the copy has
@@ -57,11 +69,17 @@ Differences = tuple[Sides, Sequence[StoredRow], Sequence[StoreId]]
 class PairedStore(Store):
     """A store whose migration is a second collection. A connector defines the verbs; each can be
     repeated after a crash.
+
+    connection  to the store's server or folder, opened when it is first used
     """
 
-    def __init__(self) -> None:
+    def __init__(self, location: StoreLocation, connection: Any) -> None:
+        self.location, self.connection = location, connection
         self._served: deque[dict[StoreId, StoredRow]] = deque(maxlen=PAGES_REMEMBERED)
         self._served_lock = threading.Lock()
+
+    def close(self) -> None:
+        self.connection.close()
 
     # --- verbs of a connector -----------------------------------------------------------------
 
@@ -71,6 +89,18 @@ class PairedStore(Store):
 
         Raises StoreChanged if the collection does not exist.
         """
+
+    @abstractmethod
+    def facts_of(self, place: Any) -> StoreFacts:
+        """Return a place as it is now, with the notes of this kind of store."""
+
+    def copy_problem(self, place: Any) -> StoreNote | None:
+        """Return why a place cannot be replaced by a copy; None if it can."""
+        return None
+
+    @abstractmethod
+    def sample_ids(self, place: Any, count: int, seed: int) -> Iterable[StoreId]:
+        """Return the ids of at most `count` rows, spread over the whole place."""
 
     @abstractmethod
     def create(self, sides: Sides, tag: str, dim: int) -> None:
@@ -103,11 +133,11 @@ class PairedStore(Store):
     def write_rows(
         self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors | None
     ) -> None:
-        """Insert or replace rows with the content of `rows` and these vectors; None: without."""
+        """Insert or replace at most ROWS_A_WRITE rows, with these vectors; None: without."""
 
     @abstractmethod
     def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
-        """Delete rows of the copy."""
+        """Delete at most ROWS_A_PAGE rows."""
 
     @abstractmethod
     def swap(self, sides: Sides, visible: Side) -> float:
@@ -124,7 +154,34 @@ class PairedStore(Store):
     def complete(self, sides: Sides) -> None:
         """Build the index of the new vectors after the last page of a run."""
 
+    # --- calls of many rows -------------------------------------------------------------------
+
+    def write_all(
+        self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors | None
+    ) -> None:
+        """Insert or replace rows, as `write_rows`."""
+        width = 1 if vectors is None else max(1, vectors.shape[1])
+        step = max(1, min(ROWS_A_WRITE, NUMBERS_A_WRITE // width))
+        for first in range(0, len(rows), step):
+            part = slice(first, first + step)
+            self.write_rows(place, rows[part], None if vectors is None else vectors[part])
+
+    def delete_all(self, place: Any, ids: Sequence[StoreId]) -> None:
+        """Delete rows of the copy."""
+        for first in range(0, len(ids), ROWS_A_PAGE):
+            self.delete_rows(place, ids[first : first + ROWS_A_PAGE])
+
     # --- reading ------------------------------------------------------------------------------
+
+    def facts(self) -> StoreFacts:
+        place = self.find_sides().visible
+        facts, problem = self.facts_of(place), self.copy_problem(place)
+        notes = (problem or NOT_COMPARED, *facts.notes)
+        return replace(facts, can_migrate=problem is None, notes=notes)
+
+    def sample(self, count: int, seed: int = 0) -> Page:
+        place = self.find_sides().old
+        return self._fetch(place, list(dict.fromkeys(self.sample_ids(place, count, seed))))
 
     def rows_a_call(self, place: Any, *, whole: bool) -> int:
         """Return how many rows one call reads; `whole`: with their vectors."""
@@ -156,12 +213,18 @@ class PairedStore(Store):
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
     ) -> dict[StoreId, StoredRow]:
         """Return the rows of these ids that exist."""
-        limit = ContentLimit(len(ids))
+        left = MAX_CONTENT_BYTES
 
         def read(first: int, count: int) -> list[StoredRow]:
+            nonlocal left
             part = list(ids[first : first + count])
             found = self.read_rows(place, part, vectors=vectors, content=content)
-            limit.count(as_json(row.payload) for row in found if content)
+            left -= sum(len(as_json(row.payload)) for row in found if content)
+            if left < 0:
+                raise StoreUnsupported(
+                    f"The payloads of these {len(ids)} rows have more than "
+                    f"{MAX_CONTENT_BYTES >> 20} MiB. Ask for fewer rows."
+                )
             return found
 
         step = self.rows_a_call(place, whole=vectors or content)
@@ -183,7 +246,9 @@ class PairedStore(Store):
                 return page
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
-        place = self.find_sides().place(side)
+        return self._fetch(self.find_sides().place(side), ids)
+
+    def _fetch(self, place: Any, ids: Sequence[StoreId]) -> Page:
         found = zip(ids, self._rows_by(place, ids, vectors=True, content=False), strict=True)
         vectors = {id: row.vector for id, row in found if row and row.vector is not None}
         return page_of(ids, vectors, self.dim_of(place))
@@ -299,6 +364,8 @@ class SecondCollection(Migration):
         sides = self._store.find_sides(self._tag)
         self._filling = sides.phase in ("none", "open")
         if sides.new is None:
+            if problem := self._store.copy_problem(sides.old):
+                raise StoreUnsupported(problem.detail, field="store")
             self._store.create(sides, self._tag, self._dim)
         elif (dim := self._store.dim_of(sides.new)) not in (0, self._dim):
             raise StoreChanged(
@@ -315,13 +382,13 @@ class SecondCollection(Migration):
         others = [id for id in new if id not in rows]
         rows |= self._store.rows_of(sides.old, others, vectors=True, content=True)
         if replace:
-            self._store.delete_rows(sides.new, list(rows))
+            self._store.delete_all(sides.new, list(rows))
         else:
             there = self._store.rows_of(sides.new, list(new), vectors=False, content=False)
             rows = {id: row for id, row in rows.items() if id not in there}
         if rows:
             written = np.stack([new[id] for id in rows])
-            self._store.write_rows(sides.new, list(rows.values()), written)
+            self._store.write_all(sides.new, list(rows.values()), written)
 
     def count(self) -> int:
         sides = self._store.find_sides(self._tag)
@@ -371,12 +438,12 @@ class SecondCollection(Migration):
         known = {row.id: row for row in rows}
         written = [known.pop(id) for id in changes.ids]
         if written:
-            self._store.write_rows(target, written, vectors)
+            self._store.write_all(target, written, vectors)
         gone = [id for id in changes.deleted if id not in known]
         if gone and source == "old":
-            self._store.delete_rows(target, gone)
+            self._store.delete_all(target, gone)
         if known and source == "old":  # they have no new vector; an old one stays as it is
-            self._store.delete_rows(target, list(known))
+            self._store.delete_all(target, list(known))
         self._rows, self._gone = [], []
 
     def _differences(self, source: Side, seen: array[int]) -> Iterator[Differences]:
@@ -392,7 +459,7 @@ class SecondCollection(Migration):
             whole = self._store.rows_of(sides.place(source), stale, vectors=True, content=True)
             bare = [row for row in whole.values() if row.vector is None]
             if bare:
-                self._store.write_rows(sides.place(opposite(source)), bare, None)
+                self._store.write_all(sides.place(opposite(source)), bare, None)
             seen.extend(fingerprint(row.id, row.digest) for row in whole.values())
             yield sides, [row for row in whole.values() if row.vector is not None], []
         if source == "new":
@@ -421,7 +488,7 @@ class SecondCollection(Migration):
         for sides, rows, gone in self._differences(source, seen):
             self._copy(sides, source, rows, translate)
             if gone:
-                self._store.delete_rows(sides.new, gone)
+                self._store.delete_all(sides.new, gone)
         return np.sort(np.asarray(seen, np.uint64))
 
     def _bring_late(self, source: Side, seen: NDArray[np.uint64], translate: TranslateRows) -> None:
@@ -457,7 +524,7 @@ class SecondCollection(Migration):
         kept = [place for place in range(len(rows)) if place not in lost]
         if kept:
             written = [rows[place] for place in kept]
-            self._store.write_rows(sides.place(target), written, vectors[kept])
+            self._store.write_all(sides.place(target), written, vectors[kept])
 
     # --- steps --------------------------------------------------------------------------------
 

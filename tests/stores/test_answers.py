@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import AnchorageError, StoreUnavailable, StoreUnsupported
-from app.stores import answers, http_answers
+from app.stores import answers
 from app.stores.handles import StoreHandles
 from app.stores.port import StoreLocation
 from app.stores.registry import open_store
@@ -116,7 +116,7 @@ def test_a_server_that_answers_nonsense_is_no_fault_of_the_service(kind) -> None
 def test_an_answer_without_end_is_refused_before_it_fills_the_memory(
     kind, answer, within_s, error, monkeypatch
 ) -> None:
-    monkeypatch.setattr(http_answers, "MAX_ANSWER_S", within_s)
+    monkeypatch.setattr(answers, "MAX_ANSWER_S", within_s)
     with server(answer) as url:
         store = open_store(StoreLocation(kind, url, "docs"))
         before = resident_mib()
@@ -129,8 +129,8 @@ def test_an_answer_without_end_is_refused_before_it_fills_the_memory(
 def test_large_rows_of_a_server_are_read_in_parts_and_one_above_the_limit_is_named(
     tmp_path, monkeypatch
 ) -> None:
-    for each in (answers, http_answers):
-        monkeypatch.setattr(each, "MAX_ANSWER_BYTES", 64 << 10)
+
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 64 << 10)
     case = ChromaServerCase()
     items = rows(case, 40)
     large = [each | {"text": "x" * (8 << 10)} for each in items.payloads]

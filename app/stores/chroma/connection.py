@@ -14,8 +14,8 @@ from chromadb.api.client import Client
 from chromadb.config import Settings
 
 from app.errors import AnchorageError, StoreRefused, StoreUnavailable
+from app.stores.answers import ANSWER_HOOKS, UNCOMPRESSED
 from app.stores.common import ODD_VALUES, fault_of, find_cause, store_faults
-from app.stores.http_answers import limit_answers
 
 #: seconds to connect, and the longest wait for an answer
 CONNECT_S, ANSWER_S = 5.0, 30.0
@@ -66,7 +66,8 @@ class LimitedClient(Client):
     def _limit(self) -> None:
         for session in self._sessions():
             session.timeout = httpx.Timeout(ANSWER_S, connect=min(CONNECT_S, ANSWER_S))
-            limit_answers(session)
+            session.headers.update(UNCOMPRESSED)
+            session.event_hooks = ANSWER_HOOKS
 
     def close(self) -> None:
         """Close the connections too."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from app.errors import StoreChanged, StoreUnsupported
-from app.stores.answers import read_parts
 from app.stores.chroma.connection import connect, faults
 from app.stores.common import SharedClient, as_json, did_you_mean, random_runs, row_number
 from app.stores.port import (
@@ -19,7 +18,6 @@ from app.stores.port import (
     Cursor,
     Hits,
     Metric,
-    Page,
     Search,
     Side,
     StoreFacts,
@@ -40,7 +38,7 @@ IDS_IN_CURSOR = 8
 #: collections in one answer of a list
 NAMES_A_CALL = 1000
 
-#: most ids in one call that writes
+#: most ids that are read at once to find the row that was read last
 IDS_A_CALL = 1000
 
 #: the members of a payload that are no metadata; Chroma reserves names that begin so
@@ -65,11 +63,6 @@ CHROMA_NOTES = (
         "The new collection has no embedding function, because the stored one makes old vectors. "
         "Clients must send vectors, or pass the embedding function of the new encoder.",
     ),
-    StoreNote(
-        "vectors-not-compared",
-        "Writes are found by comparing ids, documents, metadata and URIs, with `sync` and "
-        "`verify` and at a cutover. A write that changes only a vector is not found.",
-    ),
 )
 
 
@@ -82,12 +75,7 @@ class ChromaStore(PairedStore):
     default_text_field = DOCUMENT
 
     def __init__(self, location: StoreLocation) -> None:
-        super().__init__()
-        self.location = location
-        self._client = SharedClient(partial(connect, location.url))
-
-    def close(self) -> None:
-        self._client.close()
+        super().__init__(location, SharedClient(partial(connect, location.url)))
 
     # --- verbs of the second collection -------------------------------------------------------
 
@@ -118,7 +106,7 @@ class ChromaStore(PairedStore):
     def _collections(self) -> dict[str, Any]:
         found: list[Any] = []
         with faults():
-            client = self._client.get()
+            client = self.connection.get()
             while len(found) % NAMES_A_CALL == 0:
                 page = client.list_collections(limit=NAMES_A_CALL, offset=len(found))
                 found += page
@@ -129,7 +117,7 @@ class ChromaStore(PairedStore):
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         with faults():
             configuration = sides.old.configuration_json
-            self._client.get().create_collection(
+            self.connection.get().create_collection(
                 self._names(tag)[1],
                 metadata=sides.old.metadata,
                 configuration={
@@ -167,24 +155,21 @@ class ChromaStore(PairedStore):
         self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors | None
     ) -> None:
         assert vectors is not None  # each record of Chroma has a vector
+        contents = [dict(row.payload) for row in rows]
         with faults():
-            for start in range(0, len(rows), IDS_A_CALL):
-                part = rows[start : start + IDS_A_CALL]
-                ids = [row.id for row in part]
-                contents = [dict(row.payload) for row in part]
-                place.delete(ids=ids)  # an upsert would merge the metadata
-                place.add(
-                    ids=ids,
-                    embeddings=np.asarray(vectors[start : start + IDS_A_CALL], np.float32),
-                    documents=[each.pop(DOCUMENT, None) for each in contents],
-                    uris=[each.pop(RESOURCE, None) for each in contents],
-                    metadatas=[each or None for each in contents],
-                )
+            ids = [row.id for row in rows]
+            place.delete(ids=ids)  # an upsert would merge the metadata
+            place.add(
+                ids=ids,
+                embeddings=np.asarray(vectors, np.float32),
+                documents=[each.pop(DOCUMENT, None) for each in contents],
+                uris=[each.pop(RESOURCE, None) for each in contents],
+                metadatas=[each or None for each in contents],
+            )
 
     def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
         with faults():
-            for start in range(0, len(ids), IDS_A_CALL):
-                place.delete(ids=list(ids[start : start + IDS_A_CALL]))
+            place.delete(ids=list(ids))
 
     def swap(self, sides: Sides, visible: Side) -> float:
         assert sides.tag is not None
@@ -200,12 +185,11 @@ class ChromaStore(PairedStore):
 
     def drop(self, sides: Sides, side: Side) -> None:
         with faults():
-            self._client.get().delete_collection(sides.place(side).name)
+            self.connection.get().delete_collection(sides.place(side).name)
 
     # --- reading ------------------------------------------------------------------------------
 
-    def facts(self) -> StoreFacts:
-        place = self.find_sides().visible
+    def facts_of(self, place: Any) -> StoreFacts:
         count, dim = self.count_rows(place), self.dim_of(place)
         if not dim:
             raise StoreUnsupported(
@@ -221,19 +205,10 @@ class ChromaStore(PairedStore):
             notes=CHROMA_NOTES,
         )
 
-    def sample(self, count: int, seed: int = 0) -> Page:
-        place = self.find_sides().old
-        rows: dict[StoreId, StoredRow] = {}
+    def sample_ids(self, place: Any, count: int, seed: int) -> Iterable[StoreId]:
         for start, length in random_runs(self.count_rows(place), count, seed):
-
-            def read(first: int, rows: int, start: int = start) -> list[StoredRow]:
-                with faults():
-                    return _get(place, True, False, offset=start + first, limit=rows)
-
-            step = self.rows_a_call(place, whole=True)
-            for found in read_parts(length, step, read, lambda _: None):
-                rows |= {row.id: row for row in found}
-        return self._page(place, list(rows.values()), None)
+            with faults():
+                yield from place.get(include=[], offset=start, limit=length)["ids"]
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
         with faults():

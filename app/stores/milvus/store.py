@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,6 @@ from app.stores.milvus.client import STORE, MilvusConnection
 from app.stores.port import (
     Cursor,
     Hits,
-    Page,
     Search,
     Side,
     StoreFacts,
@@ -48,8 +47,8 @@ from app.stores.sides import Sides, StoredRow
 #: seconds until a new collection and its indexes are ready
 LOAD_S, INDEX_S = 120.0, 24 * 3600
 
-#: rows of one request that writes, most rows of one that reads, and how many of these it may skip
-ROWS_A_WRITE, MAX_WINDOW, MAX_OFFSET = 256, 16_384, 15_000
+#: most rows of one request that reads, and how many of these it may skip
+MAX_WINDOW, MAX_OFFSET = 16_384, 15_000
 
 METRICS: dict[str, base.Metric] = {"COSINE": "cosine", "IP": "dot", "L2": "euclidean"}
 
@@ -61,12 +60,6 @@ INDEX_STATE = ("total_rows", "indexed_rows", "pending_index_rows", "state")
 
 #: the alias of a copy: the tag, and the name of the collection that it was made from
 MARK = re.compile(r"anchorage_([0-9a-f]{8})_(\w+)")
-
-NOT_COMPARED = StoreNote(
-    "vectors-not-compared",
-    "Writes are found by comparing ids and all other fields, with `sync` and `verify` and at a "
-    "cutover. A write that changes only the vector is not found.",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,13 +120,8 @@ class MilvusStore(PairedStore):
     capabilities = base.Capabilities(atomic_cutover=True, filters=True, exact_search=False)
 
     def __init__(self, location: base.StoreLocation) -> None:
-        super().__init__()
-        self.location = location
-        self._connection = MilvusConnection(location.url)
-        self._call = self._connection.call
-
-    def close(self) -> None:
-        self._connection.close()
+        super().__init__(location, MilvusConnection(location.url))
+        self._call = self.connection.call
 
     # --- verbs of the second collection -------------------------------------------------------
 
@@ -172,8 +160,6 @@ class MilvusStore(PairedStore):
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         old: MilvusPlace = sides.old
-        if problem := copy_problem(old, self.location.collection):
-            raise StoreUnsupported(problem.detail, field="store")
         name, form = copy_name(old, tag), old.form
         options = {"num_shards": form["num_shards"], "properties": form["properties"]}
         if has_partition_key(form):
@@ -235,19 +221,15 @@ class MilvusStore(PairedStore):
         self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors | None
     ) -> None:
         assert vectors is not None  # each row of Milvus has a vector
-        for first in range(0, len(rows), ROWS_A_WRITE):
-            written = []
-            part = zip(rows[first : first + ROWS_A_WRITE], vectors[first:], strict=False)
-            for row, vector in part:
-                payload = row.payload.items()
-                written.append({name: place.written(name, value) for name, value in payload})
-                written[-1] |= {place.key: row.id, place.vector: vector}
-            self._call("upsert", place.name, written)
+        written = []
+        for row, vector in zip(rows, vectors, strict=True):
+            payload = {name: place.written(name, value) for name, value in row.payload.items()}
+            written.append({**payload, place.key: row.id, place.vector: vector})
+        self._call("upsert", place.name, written)
 
     def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
-        for first in range(0, len(ids), ROWS_A_PAGE):
-            gone = place.filter("in", list(ids[first : first + ROWS_A_PAGE]))
-            self._call("delete", place.name, filter=gone)  # by `ids`, quotes are not escaped
+        # by `ids`, quotes are not escaped
+        self._call("delete", place.name, filter=place.filter("in", list(ids)))
 
     def complete(self, sides: Sides) -> None:
         for is_late in attempts(INDEX_S):
@@ -302,24 +284,21 @@ class MilvusStore(PairedStore):
             )
         return index
 
-    def facts(self) -> StoreFacts:
-        place: MilvusPlace = self.find_sides().visible
+    def facts_of(self, place: MilvusPlace) -> StoreFacts:
         index, rows = self._index(place), self.count_rows(place)
-        problem = copy_problem(place, self.location.collection)
         return StoreFacts(
             rows=rows,
             dim=place.dim,
             metric=METRICS[index["metric_type"]],
             indexed=index.get("index_type") != "FLAT",
-            can_migrate=problem is None,
             vector_bytes=4 * rows * place.dim,
             vector_field=place.vector,
-            notes=(problem or NOT_COMPARED,),
         )
 
-    def sample(self, count: int, seed: int = 0) -> Page:
-        place = self.find_sides().old
-        rows: dict[StoreId, StoredRow] = {}
+    def copy_problem(self, place: MilvusPlace) -> StoreNote | None:
+        return copy_problem(place, self.location.collection)
+
+    def sample_ids(self, place: MilvusPlace, count: int, seed: int) -> Iterable[StoreId]:
         at, last = 0, None  # the row before the position `at`
         # the count has waited for all writes, so that the reads need not
         weak = {"consistency_level": "Eventually"}
@@ -331,10 +310,9 @@ class MilvusStore(PairedStore):
                 if not found:
                     break
                 at, last = at + skipped, found[0].id
-            found = self._query(place, place.after(last), True, False, limit=length, **weak)
-            rows |= {row.id: row for row in found}
+            found = self._query(place, place.after(last), False, False, limit=length, **weak)
+            yield from (row.id for row in found)
             at, last = at + length, found[-1].id if found else last
-        return self._page(place, list(rows.values()), None)
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
         if not isinstance(wanted.filter, str | None):

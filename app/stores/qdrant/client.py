@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import RLock
@@ -22,8 +22,8 @@ from qdrant_client.http.exceptions import (
 )
 
 from app.errors import AnchorageError, StoreChanged, StoreUnavailable, StoreUnsupported
+from app.stores.answers import ANSWER_HOOKS, UNCOMPRESSED
 from app.stores.common import ODD_VALUES, SharedClient, fault_of, store_faults
-from app.stores.http_answers import ANSWER_HOOKS, UNCOMPRESSED
 
 #: most seconds of one call
 CALL_TIMEOUT_S = 60
@@ -32,37 +32,55 @@ CALL_TIMEOUT_S = 60
 FAULTS = (ApiException, httpx.HTTPError, sqlite3.Error, RuntimeError, *ODD_VALUES)
 
 
-class QdrantEngine:
-    """A server or a folder. `where` names the collection in errors, without the address."""
+class QdrantConnection:
+    """A server, or a folder in local mode, which lets in one handle of a process, and one thread.
+
+    where  names the collection in errors, without the address
+    """
 
     def __init__(self, url: str, where: str) -> None:
-        self.where = where
+        self._where = where
         self.remote = url.startswith(("http://", "https://"))
-        self._server = SharedClient(partial(_connect, url))
-        self._folder = local_folder(url)
+        self._client = SharedClient(partial(_connect, url))
+        self._turn: AbstractContextManager[Any] = nullcontext()
+        if not self.remote:  # all stores of the folder share its handle
+            path = Path(url.removeprefix("file://")).resolve()
+            handle = SharedClient(partial(_open_folder, path)), RLock()
+            self._client, self._turn = _FOLDERS.setdefault(path, handle)
 
     @contextmanager
-    def session(self, *, filtered: bool = False) -> Iterator[Any]:
-        """Yield the client, alone where it is not safe in threads."""
-        with qdrant_faults(self.where, filtered=filtered):
-            if self.remote:
-                yield self._server.get()
-                return
-            with self._folder.lend() as handle:
-                yield handle
+    def session(self) -> Iterator[Any]:
+        """Yield the client, alone in local mode."""
+        with self._turn, _without_warnings() if not self.remote else nullcontext():
+            yield self._client.get()
+
+    def call(self, method: str, *arguments: Any, filtered: bool = False, **options: Any) -> Any:
+        """Call the library's client, with its faults as errors of this project."""
+        with qdrant_faults(self._where, filtered=filtered), self.session() as client:
+            return getattr(client, method)(*arguments, **options)
 
     def close(self) -> None:
-        self._server.close()
-        self._folder.close()
+        """Close the client. The next call, also of another store of a folder, opens it again."""
+        with self._turn:
+            self._client.close()
+
+
+_FOLDERS: dict[Path, tuple[SharedClient, AbstractContextManager[Any]]] = {}
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Ignore warnings of a key without https, of large collections, and of an open lock file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _connect(url: str) -> QdrantClient:
     parts = urlsplit(url)
     key = parts.password or parts.username
     host = parts.netloc.rpartition("@")[2]
-    with warnings.catch_warnings():
-        # the client warns of a key without https; the operator chose the address
-        warnings.simplefilter("ignore", UserWarning)
+    with _without_warnings():
         return QdrantClient(
             url=parts._replace(netloc=host).geturl(),
             api_key=unquote(key) if key else None,
@@ -73,52 +91,18 @@ def _connect(url: str) -> QdrantClient:
         )
 
 
-class LocalFolder:
-    """The one handle on a folder in local mode that a process may have; calls take turns."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = RLock()
-        self._handle: QdrantClient | None = None
-
-    @contextmanager
-    def lend(self) -> Iterator[QdrantClient]:
-        """Yield the handle, which is opened if it is not."""
-        with self._lock, warnings.catch_warnings():
-            # local mode warns of large collections, and of a lock file that it leaves open
-            warnings.simplefilter("ignore")
-            self._handle = self._handle or self._open()
-            yield self._handle
-
-    def close(self) -> None:
-        """Close the handle. The next call, also of another store, opens it again."""
-        with self._lock:
-            handle, self._handle = self._handle, None
-            if handle is not None:
-                handle.close()
-
-    def _open(self) -> QdrantClient:
-        if not (self._path / "meta.json").is_file():  # which Qdrant would create
-            raise StoreChanged(
-                "The address is not a folder of Qdrant's local mode: it has no meta.json. Ask the "
-                "operator to compare ANCHORAGE_STORES with the folder."
-            )
-        try:
-            return QdrantClient(path=str(self._path), force_disable_check_same_thread=True)
-        except RuntimeError as error:
-            problem = str(error)
-            # frees the lock file here, where its warning is ignored
-            error.__traceback__ = None
-        raise fault_of("The folder", problem)
-
-
-_FOLDERS: dict[Path, LocalFolder] = {}
-
-
-def local_folder(url: str) -> LocalFolder:
-    """Return the folder of an address, which all its stores share."""
-    path = Path(url.removeprefix("file://")).resolve()
-    return _FOLDERS.setdefault(path, LocalFolder(path))
+def _open_folder(path: Path) -> QdrantClient:
+    if not (path / "meta.json").is_file():  # which Qdrant would create
+        raise StoreChanged(
+            "The address is not a folder of Qdrant's local mode: it has no meta.json. Ask the "
+            "operator to compare ANCHORAGE_STORES with the folder."
+        )
+    try:
+        return QdrantClient(path=str(path), force_disable_check_same_thread=True)
+    except RuntimeError as error:
+        problem = str(error)
+        error.__traceback__ = None  # frees the lock file here, where its warning is ignored
+    raise fault_of("The folder", problem)
 
 
 def qdrant_faults(where: str, *, filtered: bool = False) -> AbstractContextManager[None]:

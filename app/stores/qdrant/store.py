@@ -6,7 +6,7 @@ The aliases `anchorage-TAG-old` and `anchorage-TAG-new` mark both collections of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -23,7 +23,6 @@ from app.stores.port import (
     Cursor,
     Hits,
     Metric,
-    Page,
     Search,
     Side,
     StoreFacts,
@@ -32,7 +31,7 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.qdrant.client import QdrantEngine
+from app.stores.qdrant.client import QdrantConnection
 from app.stores.second_collection import PairedStore
 from app.stores.sides import Sides, StoredRow
 
@@ -43,13 +42,6 @@ TAGGED_ALIAS = re.compile(r"anchorage-([0-9a-f]{8})-(old|new)")
 
 #: most seconds that `complete` waits for the index
 INDEX_TIMEOUT_S = 24 * 3600
-
-#: points of one request that deletes, and of one that writes
-POINTS_PER_DELETION = 1000
-POINTS_PER_WRITE = 500
-
-#: most numbers of one request: 10 bytes each in JSON, below the server's 32 MB
-NUMBERS_PER_REQUEST = 1_000_000
 
 #: settings that a copy has from the old collection as they are
 COPIED_SETTINGS = (
@@ -65,12 +57,6 @@ LENGTHS_LOST = StoreNote(
     "lengths-lost",
     "A Cosine collection stores unit vectors. The lengths of the vectors are lost, so `keep_norms` "
     "cannot be used.",
-)
-
-VECTORS_NOT_COMPARED = StoreNote(
-    "vectors-not-compared",
-    "Writes are found by comparing ids, payloads and other vectors, with `sync` and `verify` and "
-    "at a cutover. A write that changes only the vector is not found.",
 )
 
 
@@ -103,18 +89,13 @@ class QdrantStore(PairedStore):
     capabilities = Capabilities(atomic_cutover=True, keeps_lengths=False, filters=True)
 
     def __init__(self, location: StoreLocation) -> None:
-        super().__init__()
-        self.location = location
-        self.engine = QdrantEngine(location.url, repr(location.collection))
-
-    def close(self) -> None:
-        self.engine.close()
+        super().__init__(location, QdrantConnection(location.url, repr(location.collection)))
+        self._call = self.connection.call
 
     # --- verbs of the second collection -------------------------------------------------------
 
     def find_sides(self, tag: str | None = None) -> Sides:
-        with self.engine.session() as client:
-            answer = client.get_aliases()
+        answer = self._call("get_aliases")
         aliases = {each.alias_name: each.collection_name for each in answer.aliases}
         here = self._place(aliases.get(self.location.collection, self.location.collection))
         marked: dict[str, dict[str, str]] = {}
@@ -130,24 +111,19 @@ class QdrantStore(PairedStore):
         return Sides("none", None, here)
 
     def _place(self, name: str) -> QdrantPlace:
-        with self.engine.session() as client:
-            place = QdrantPlace(name, client.get_collection(name), "")
+        place = QdrantPlace(name, self._call("get_collection", name), "")
         return replace(place, vector=vector_name(place, self.location.vector_field))
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         old: QdrantPlace = sides.old
-        if problem := copy_problem(old, self.location):
-            raise StoreUnsupported(problem.detail, field="store")
         name = re.sub(r"-[0-9a-f]{8}$", "", old.name) + f"-{tag}"
-        with self.engine.session() as client:
-            if not client.collection_exists(name):
-                client.create_collection(name, **copied_config(old, dim))
-            for field, index in old.info.payload_schema.items():
-                client.create_payload_index(name, field, index.params or index.data_type)
-            marks = {"new": name, "old": old.name}
-            client.update_collection_aliases(
-                [_create_alias(_mark(tag, side), target) for side, target in marks.items()]
-            )
+        if not self._call("collection_exists", name):
+            self._call("create_collection", name, **copied_config(old, dim))
+        for field, index in old.info.payload_schema.items():
+            self._call("create_payload_index", name, field, index.params or index.data_type)
+        marks = {"new": name, "old": old.name}
+        operations = [_create_alias(_mark(tag, side), target) for side, target in marks.items()]
+        self._call("update_collection_aliases", operations)
 
     def rows_a_call(self, place: Any, *, whole: bool) -> int:
         return rows_a_read(sum(each.size for each in place.dense.values()) if whole else 1)
@@ -155,34 +131,30 @@ class QdrantStore(PairedStore):
     def read_page(
         self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
     ) -> tuple[list[StoredRow], Cursor | None]:
-        with self.engine.session() as client:
-            records, after = client.scroll(
-                place.name,
-                limit=limit,
-                offset=cursor,
-                with_payload=content,
-                with_vectors=_selector(place, vectors, content),
-            )
+        chosen = _selector(place, vectors, content)
+        records, after = self._call(
+            "scroll",
+            place.name,
+            limit=limit,
+            offset=cursor,
+            with_payload=content,
+            with_vectors=chosen,
+        )
         return [_row(record, place, content) for record in records], point_id(after)
 
     def read_rows(
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
     ) -> list[StoredRow]:
-        with self.engine.session() as client:
-            records = client.retrieve(
-                place.name,
-                ids,
-                with_payload=content,
-                with_vectors=_selector(place, vectors, content),
-            )
+        chosen = _selector(place, vectors, content)
+        options = {"with_payload": content, "with_vectors": chosen}
+        records = self._call("retrieve", place.name, ids, **options)
         return [_row(record, place, content) for record in records]
 
     def row_id(self, id: Any) -> StoreId | None:
         return point_id(id)
 
     def count_rows(self, place: QdrantPlace) -> int:
-        with self.engine.session() as client:
-            return int(client.count(place.name, count_filter=_having(place), exact=True).count)
+        return int(self._call("count", place.name, count_filter=_having(place), exact=True).count)
 
     def dim_of(self, place: QdrantPlace) -> int:
         metric_of(place)
@@ -191,24 +163,17 @@ class QdrantStore(PairedStore):
     def write_rows(
         self, place: QdrantPlace, rows: Sequence[StoredRow], vectors: StoreVectors | None
     ) -> None:
-        width = 1 if vectors is None else max(1, vectors.shape[1])
-        step = max(1, min(POINTS_PER_WRITE, NUMBERS_PER_REQUEST // width))
-        for first in range(0, len(rows), step):
-            points = []
-            for number, row in enumerate(rows[first : first + step], first):
-                named = dict(row.others)
-                if vectors is not None:
-                    named[place.vector] = vectors[number].tolist()
-                bare = named[""] if set(named) == {""} else named
-                points.append(models.PointStruct(id=row.id, vector=bare, payload=dict(row.payload)))
-            with self.engine.session() as client:
-                client.upsert(place.name, points)
+        points = []
+        for number, row in enumerate(rows):
+            named = dict(row.others)
+            if vectors is not None:
+                named[place.vector] = vectors[number].tolist()
+            bare = named[""] if set(named) == {""} else named
+            points.append(models.PointStruct(id=row.id, vector=bare, payload=dict(row.payload)))
+        self._call("upsert", place.name, points)
 
     def delete_rows(self, place: QdrantPlace, ids: Sequence[StoreId]) -> None:
-        for first in range(0, len(ids), POINTS_PER_DELETION):
-            part = list(ids[first : first + POINTS_PER_DELETION])
-            with self.engine.session() as client:
-                client.delete(place.name, models.PointIdsList(points=part))
+        self._call("delete", place.name, models.PointIdsList(points=list(ids)))
 
     def complete(self, sides: Sides) -> None:
         for is_late in attempts(INDEX_TIMEOUT_S):
@@ -234,65 +199,69 @@ class QdrantStore(PairedStore):
                 "because a client added or removed one. Abandon the migration, and plan a new one."
             )
         alias = self.location.collection
-        with self.engine.session() as client:
-            client.update_collection_aliases(
-                [_delete_alias(alias), _create_alias(alias, sides.place(visible).name)]
-            )
+        operations = [_delete_alias(alias), _create_alias(alias, sides.place(visible).name)]
+        self._call("update_collection_aliases", operations)
         return 0.0
 
     def drop(self, sides: Sides, side: Side) -> None:
         place = sides.old if side == "old" else sides.new
-        with self.engine.session() as client:
-            if place is not None:
-                client.delete_collection(place.name)
-            there = {each.alias_name for each in client.get_aliases().aliases}
-            marks = [_mark(str(sides.tag), each) for each in ("old", "new")]
-            client.update_collection_aliases(
-                [_delete_alias(each) for each in marks if each in there]
-            )
+        if place is not None:
+            self._call("delete_collection", place.name)
+        there = {each.alias_name for each in self._call("get_aliases").aliases}
+        marks = [_mark(str(sides.tag), each) for each in ("old", "new")]
+        gone = [_delete_alias(each) for each in marks if each in there]
+        self._call("update_collection_aliases", gone)
 
     # --- reading ------------------------------------------------------------------------------
 
-    def facts(self) -> StoreFacts:
-        place: QdrantPlace = self.find_sides().visible
-        dense, metric = place.dense[place.vector], metric_of(place)
+    def facts_of(self, place: QdrantPlace) -> StoreFacts:
+        dense, metric, rows = place.dense[place.vector], metric_of(place), self.count_rows(place)
         dtype = (dense.datatype or models.Datatype.FLOAT32).value
         self.capabilities = replace(type(self).capabilities, keeps_lengths=metric != "cosine")
-        rows = self.count_rows(place)
-        problem = copy_problem(place, self.location)
-        notes = [VECTORS_NOT_COMPARED if problem is None else problem]
-        if metric == "cosine":
-            notes.append(LENGTHS_LOST)
         return StoreFacts(
             rows=rows,
             dim=dense.size,
             metric=metric,
             dtype=dtype,
             indexed=bool(place.info.indexed_vectors_count),
-            can_migrate=problem is None,
             vector_bytes=rows * dense.size * (2 if dtype == "float16" else 4),
-            notes=tuple(notes),
+            notes=(LENGTHS_LOST,) if metric == "cosine" else (),
         )
 
-    def sample(self, count: int, seed: int = 0) -> Page:
-        place: QdrantPlace = self.find_sides().place("old")
-        with self.engine.session() as client:
-            answer = client.query_points(
-                place.name,
-                query=models.SampleQuery(sample=models.Sample.RANDOM),
-                query_filter=_having(place),
-                limit=count,
-                with_payload=False,
+    def copy_problem(self, place: QdrantPlace) -> StoreNote | None:
+        if self.location.collection == place.name:
+            return StoreNote(
+                "no-alias",
+                f"Clients use the collection {place.name!r} by its own name, which Qdrant cannot "
+                "give to another collection. For a migration, create an alias, let all clients use "
+                "it, and register the store with the alias as `collection`.",
             )
-        return self.fetch([each.id for each in answer.points])
+        if place.info.config.params.sharding_method == models.ShardingMethod.CUSTOM:
+            return StoreNote(
+                "custom-sharding",
+                "The collection has shard keys, which a copy would not have, so it cannot be "
+                "migrated. Searches work.",
+            )
+        return None
+
+    def sample_ids(self, place: QdrantPlace, count: int, seed: int) -> Iterable[StoreId]:
+        answer = self._call(
+            "query_points",
+            place.name,
+            query=models.SampleQuery(sample=models.Sample.RANDOM),
+            query_filter=_having(place),
+            limit=count,
+            with_payload=False,
+        )
+        return [each.id for each in answer.points]
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
         request = {"using": place.vector, "filter": read_filter(wanted.filter), "limit": wanted.k}
-        if self.engine.remote and wanted.exact:  # local mode is always exact
+        if self.connection.remote and wanted.exact:  # local mode is always exact
             request["params"] = models.SearchParams(exact=True)
         requests = [models.QueryRequest(query=each.tolist(), **request) for each in wanted.queries]
-        with self.engine.session(filtered=wanted.filter is not None) as client:
-            answers = client.query_batch_points(place.name, requests)
+        filtered = wanted.filter is not None
+        answers = self._call("query_batch_points", place.name, requests, filtered=filtered)
         sign = -1.0 if metric_of(place) == "euclidean" else 1.0  # Qdrant answers distances
         return [
             Hits(
@@ -358,24 +327,6 @@ def _row(record: Any, place: QdrantPlace, content: bool) -> StoredRow:
         elif place.dense[name].distance != models.Distance.COSINE:
             parts.append(np.asarray(each, np.float32).tobytes())
     return StoredRow(id, vector, record.payload or {}, named, row_number(*parts))
-
-
-def copy_problem(place: QdrantPlace, location: StoreLocation) -> StoreNote | None:
-    """Return why a collection cannot be replaced by a second one; None if it can."""
-    if location.collection == place.name:
-        return StoreNote(
-            "no-alias",
-            f"Clients use the collection {place.name!r} by its own name, which Qdrant cannot give "
-            "to another collection. For a migration, create an alias, let all clients use it, "
-            "and register the store with the alias as `collection`.",
-        )
-    if place.info.config.params.sharding_method == models.ShardingMethod.CUSTOM:
-        return StoreNote(
-            "custom-sharding",
-            "The collection has shard keys, which a copy would not have, so it cannot be "
-            "migrated. Searches work.",
-        )
-    return None
 
 
 def copied_config(place: QdrantPlace, dim: int) -> dict[str, Any]:

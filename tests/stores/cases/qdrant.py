@@ -13,7 +13,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from app.stores.port import StoreId, StoreLocation
-from app.stores.qdrant.client import local_folder
+from app.stores.qdrant.client import QdrantConnection
 from tests.stores.cases.base import Rows, StoreCase
 
 
@@ -23,7 +23,7 @@ class LocalQdrantCase(StoreCase):
     kind = "qdrant"
 
     def visit(self, location: StoreLocation):
-        return local_folder(location.url).lend()
+        return QdrantConnection(location.url, "").session()
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
         with_client = QdrantClient(path=str(folder / "qdrant"))

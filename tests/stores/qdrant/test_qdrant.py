@@ -22,7 +22,7 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores.port import Search, StoreLocation
-from app.stores.qdrant.client import local_folder, qdrant_faults
+from app.stores.qdrant.client import QdrantConnection, qdrant_faults
 from app.stores.qdrant.store import QdrantPlace, copied_config
 from app.stores.registry import open_store
 from tests.stores.moving import write_all
@@ -51,7 +51,7 @@ def local(folder: Path, vectors, points, alias: str | None = "items", **more) ->
 
 
 def visit(location: StoreLocation):
-    return local_folder(location.url).lend()
+    return QdrantConnection(location.url, "").session()
 
 
 def plain_points(count: int = 12):
