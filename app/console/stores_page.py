@@ -50,8 +50,8 @@ def show_store(request: Request, name: PathName, services: Svc, project: Reads) 
 @router.get(f"{STORES_PAGE}/{{name}}/facts")
 async def show_facts(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
     """Shows what a store holds now. Raises as `look_at_store`."""
-    report = await stores.look_at_store(services, project, name)
-    return render(request, "store_facts.html", report=report)
+    store = await stores.look_at_store(services, project, name)
+    return render(request, "store_facts.html", store=store)
 
 
 @router.get(f"{STORES_PAGE}/{{name}}/verdict")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Response
@@ -12,33 +11,9 @@ from app.http.bodies import json_body
 from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.problems import documented
 from app.stores import service as stores
-from app.stores.port import StoreNote
 from app.stores.schemas import NewStore, StoreEntryOut, StoreOut, StorePage
-from app.stores.service import StoreReport
 
 router = APIRouter(prefix="/stores", tags=["Search an old index"])
-
-
-def describe(report: StoreReport) -> StoreOut:
-    """The answer for a store."""
-    row, facts = report.row, report.facts
-    members = {
-        name: getattr(source, name)
-        for source in (facts, row)
-        for name in StoreOut.model_fields
-        if hasattr(source, name)
-    }
-    notes = list(facts.notes)
-    if report.mixture:
-        notes.append(StoreNote("mixed-vectors", f"{report.mixture}."))
-    more = {
-        "encoder": {"name": row.encoder.name},
-        "options": row.options,
-        "capabilities": report.capabilities,
-        "notes": notes,
-        "space": {**asdict(report.space), "foreign": report.foreign},
-    }
-    return StoreOut.model_validate({**members, **more}, from_attributes=True)
 
 
 @router.post(
@@ -58,8 +33,8 @@ def create_store(
     Nothing is written to the store.
     """
     made = stores.create_store(services, context, body)
-    response.headers["Location"] = f"/stores/{made.row.name}"
-    return describe(made)
+    response.headers["Location"] = f"/stores/{made.name}"
+    return made
 
 
 @router.get("", summary="List stores", responses=documented(422))
@@ -73,7 +48,7 @@ def list_stores(services: Svc, project: Reads, after: After = "", limit: Limit =
 @router.get("/{name}", summary="Get a store", responses=documented(404, 409, 422))
 async def get_store(name: PathName, services: Svc, project: Reads) -> StoreOut:
     """Connects to a store, and returns what it is now."""
-    return describe(await stores.look_at_store(services, project, name))
+    return await stores.look_at_store(services, project, name)
 
 
 @router.delete(

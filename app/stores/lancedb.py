@@ -42,6 +42,7 @@ from app.stores.port import (
     StoreFacts,
     StoreId,
     StoreLocation,
+    StoreNote,
     StoreVectors,
 )
 from app.stores.staged import StagedVectors
@@ -54,17 +55,28 @@ IDS_A_FILTER, ROWS_A_BATCH = 1000, 10_000
 #: types of numbers in vectors
 FLOATS = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
 
+OBJECT_STORE = StoreNote(
+    "object-store",
+    "A table in an object store can be searched. To move it, copy it to a folder, and name that "
+    "folder's address.",
+)
+
 #: LanceDB's distances
 DISTANCES: dict[str, Metric] = {"cosine": "cosine", "dot": "dot", "l2": "euclidean"}
 
 
 @dataclass(frozen=True, eq=False)
 class LanceColumns:
-    """One version of a table, with the names of its columns of ids and of vectors."""
+    """One version of a table, with the names of its columns of ids and of vectors.
 
+    index  the configuration of the vectors' index, or None
+    """
+
+    table: Any
     dataset: Any
     id: str
     vector: str
+    index: Any | None
 
     @property
     def kind(self) -> pa.DataType:
@@ -141,18 +153,18 @@ class LancedbStore(Store):
         """Return the latest version of the table."""
         table = self.table()
         with faults():
-            dataset = table.to_lance()
-        found = dataset.schema
-        return LanceColumns(
-            dataset, find_id(self.location, found), find_vector(self.location, found)
+            dataset, indices = table.to_lance(), table.list_indices()
+        id, vector = (
+            find_id(self.location, dataset.schema),
+            find_vector(self.location, dataset.schema),
         )
+        found = [each for each in indices if list(each.columns) == [vector]]
+        return LanceColumns(table, dataset, id, vector, found[0] if found else None)
 
-    def _distance(self, vector: str) -> str:
-        """Return the distance of a column's index, else of the option `distance`, else `l2`."""
-        table = self.table()
+    def distance(self, found: LanceColumns) -> str:
+        """Return the distance of the index, else of the option `distance`, else `l2`."""
         with faults():
-            index = find_index(table, vector)
-            stats = None if index is None else table.index_stats(index.name)
+            stats = None if found.index is None else found.table.index_stats(found.index.name)
         if stats is not None and stats.distance_type in DISTANCES:
             return str(stats.distance_type)
         option = self.location.options.get("distance") or "l2"
@@ -166,19 +178,20 @@ class LancedbStore(Store):
     # --- reading ------------------------------------------------------------------------------
 
     def facts(self) -> StoreFacts:
-        found, table = self.open(), self.table()
+        found = self.open()
         kind = found.kind
         with faults():
             rows = found.dataset.count_rows()  # with a filter, it would read all vectors
-            indexed = find_index(table, found.vector) is not None
         return StoreFacts(
             rows=rows,
             dim=kind.list_size,
-            metric=DISTANCES[self._distance(found.vector)],
+            metric=DISTANCES[self.distance(found)],
             dtype=FLOATS[kind.value_type],
-            indexed=indexed,
+            indexed=found.index is not None,
+            can_migrate=not self.in_object_store,
             vector_field=found.vector,
             vector_bytes=rows * kind.list_size * kind.value_type.bit_width // 8,
+            notes=(OBJECT_STORE,) if self.in_object_store else (),
         )
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
@@ -221,7 +234,7 @@ class LancedbStore(Store):
                 field="filter",
             )
         table = self.open()
-        distance, others = self._distance(table.vector), table.others if wanted.payload else []
+        distance, others = self.distance(table), table.others if wanted.payload else []
         columns = dict.fromkeys([table.id, *[table.vector] * wanted.vectors, *others, "_distance"])
         nearest = {"column": table.vector, "k": wanted.k, "metric": distance}
         hits = []
@@ -266,11 +279,7 @@ class SecondColumn(StagedVectors):
 
     def ids(self) -> Sequence[StoreId]:
         if self._source.in_object_store:
-            raise StoreUnsupported(
-                "A table in an object store can be searched. To move it, copy it to a folder, and "
-                "name that folder's address.",
-                field="store",
-            )
+            raise StoreUnsupported(OBJECT_STORE.detail, field="store")
         old = self._source.open()
         with faults():
             ids = old.dataset.to_table(columns=[old.id])[old.id]
@@ -307,11 +316,10 @@ class SecondColumn(StagedVectors):
 
         with faults():
             old.dataset.add_columns(new_vectors, read_columns=[old.id], batch_size=ROWS_A_BATCH)
-            table = self._source.table()
-            if index := find_index(table, old.vector):
-                like = getattr(kinds, index.index_type.replace("IvfHnsw", "Hnsw"))
-                distance = table.index_stats(index.name).distance_type
-                table.create_index(column, config=like(distance_type=distance))
+            if old.index is not None:
+                like = getattr(kinds, old.index.index_type.replace("IvfHnsw", "Hnsw"))
+                config = like(distance_type=self._source.distance(old))
+                self._source.table().create_index(column, config=config)
 
     @property
     def _end(self) -> str:
@@ -395,9 +403,3 @@ def id_filter(column: str, ids: Sequence[StoreId]) -> str:
 def quoted(column: str) -> str:
     """Return the name of a column in SQL."""
     return "`" + column.replace("`", "``") + "`"
-
-
-def find_index(table: Any, column: str) -> Any | None:
-    """Return the configuration of the index of a column, or None."""
-    found = [each for each in table.list_indices() if list(each.columns) == [column]]
-    return found[0] if found else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import TypeVar
 
 import torch
@@ -26,9 +26,9 @@ from app.errors import (
 from app.maths.anchors.space_match import LEAST_SHARE, UNUSUAL_SHARE, SpaceMatch, match_space
 from app.stores import queries as store_queries
 from app.stores.handles import STORE_ANSWER_S, find_address
-from app.stores.port import Capabilities, Store, StoreFacts, StoreId, StoreVectors
+from app.stores.port import Capabilities, Store, StoreFacts, StoreId, StoreNote, StoreVectors
 from app.stores.registry import EMBEDDED, require_known_options
-from app.stores.schemas import NewStore
+from app.stores.schemas import NewStore, StoreOut
 from app.stores.text_templates import parse_template
 
 #: rows of a store that are compared
@@ -37,6 +37,8 @@ CHECKED_ROWS = 256
 #: kinds whose collection is a name inside the database, which the connector quotes
 NAMED_COLLECTIONS = ("pgvector", "sqlite-vec")
 
+#: columns of a store's row that a request has too
+ENTRY = ("name", "kind", "address", "collection")
 
 Answer = TypeVar("Answer")
 
@@ -46,24 +48,7 @@ _StoreContents = tuple[StoreFacts, Capabilities, StoreVectors, Sequence[StoreId]
 MAX_FOREIGN_IDS = 20
 
 
-@dataclass(frozen=True)
-class StoreReport:
-    """A store as it is now.
-
-    space    the encoder that its vectors look like
-    foreign  ids of sampled rows that do not look like the store's encoder
-    mixture  what these rows look like; None if they are too few to matter
-    """
-
-    row: tables.StoreRow
-    facts: StoreFacts
-    capabilities: Capabilities
-    space: SpaceMatch
-    foreign: list[StoreId]
-    mixture: str | None
-
-
-def create_store(services: Services, context: RequestContext, new: NewStore) -> StoreReport:
+def create_store(services: Services, context: RequestContext, new: NewStore) -> StoreOut:
     """Connect a store, read its facts, compare its vectors with the anchors, and add its row.
 
     Raises NameTaken, NotFound, AddressNotListed, InvalidRequest, InvalidOption,
@@ -77,7 +62,8 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
         encoder = _require_names(session, context, new)
     row = tables.StoreRow(
         project=context.project,
-        **new.model_dump(include={"name", "kind", "address", "collection"}),
+        created_at=tables.now(),
+        **new.model_dump(include=set(ENTRY)),
         options=new.model_dump(include={"vector_field", "id_field", "text_field", "options"}),
         encoder=encoder,
     )
@@ -85,8 +71,8 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
     try:
         has_texts = new.text_field is not None
         found = call_row(services, row, lambda store: _read(store, texts=has_texts))
-        report = _report(services, row, found)
-        _require_dim(report.facts.dim, row)
+        facts = found[0]
+        _require_dim(facts.dim, row)
     except StoreChanged as error:  # of the request: the store was never seen before
         raise StoreUnsupported(
             f"The address {row.address!r} has no collection {row.collection!r} of kind "
@@ -97,15 +83,16 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
     finally:
         services.stores.forget(location)
     if new.vector_field is None:  # so that a second field of vectors changes nothing
-        row.options = {**row.options, "vector_field": report.facts.vector_field}
+        row.options = {**row.options, "vector_field": facts.vector_field}
+    made = _describe(services, row, *found)
     with services.db.transaction() as session:
         # The encoder may have been deleted while the store was read.
         row.encoder = _require_names(session, context, new)
         row.encoder_id = row.encoder.id
-        _require_dim(report.facts.dim, row)
+        _require_dim(facts.dim, row)
         session.add(row)
         record_audit(session, context, "create", "store", row.name)
-    return report
+    return made
 
 
 def _require_names(session: Session, context: RequestContext, new: NewStore) -> tables.EncoderRow:
@@ -116,7 +103,7 @@ def _require_names(session: Session, context: RequestContext, new: NewStore) -> 
     )
 
 
-async def look_at_store(services: Services, project: str, name: str) -> StoreReport:
+async def look_at_store(services: Services, project: str, name: str) -> StoreOut:
     """Read a store's facts and a sample, and compare the sample with the anchors.
 
     No thread that answers requests waits for the store. Raises NotFound, and the errors of
@@ -124,7 +111,7 @@ async def look_at_store(services: Services, project: str, name: str) -> StoreRep
     """
     row = await to_thread.run_sync(find_store, services, project, name)
     found = await services.stores.ask(row, _read)
-    return await to_thread.run_sync(_report, services, row, found)
+    return await to_thread.run_sync(_describe, services, row, *found)
 
 
 def _read(store: Store, *, texts: bool = False) -> _StoreContents:
@@ -145,12 +132,27 @@ def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
         )
 
 
-def _report(services: Services, row: tables.StoreRow, found: _StoreContents) -> StoreReport:
-    facts, capabilities, vectors, ids = found
+def _describe(
+    services: Services,
+    row: tables.StoreRow,
+    facts: StoreFacts,
+    capabilities: Capabilities,
+    vectors: StoreVectors,
+    ids: Sequence[StoreId],
+) -> StoreOut:
+    """Return what a store is, with the encoder that its vectors look like."""
     space = check_space(services, row.encoder, vectors)
     foreign = foreign_ids(space, ids)
     mixture = describe_mixture(space, foreign, row.encoder.name)
-    return StoreReport(row, facts, capabilities, space, foreign, mixture)
+    notes = () if mixture is None else (StoreNote("mixed-vectors", f"{mixture}."),)
+    entry = {name: getattr(row, name) for name in (*ENTRY, "options", "created_at")}
+    found = {
+        "encoder": {"name": row.encoder.name},
+        "capabilities": capabilities,
+        "notes": [*facts.notes, *notes],
+        "space": {**asdict(space), "foreign": foreign},
+    }
+    return StoreOut.model_validate({**asdict(facts), **entry, **found}, from_attributes=True)
 
 
 def describe_mixture(space: SpaceMatch, foreign: Sequence[StoreId], encoder: str) -> str | None:

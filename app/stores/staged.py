@@ -19,6 +19,8 @@ from app.stores.port import NewVectors, Page, StoreId, StoreVectors
 class StagedVectors(NewVectors):
     """New vectors in a SQLite file next to the store. A connector says how they are published.
 
+    Ids are JSON there, because SQLite has no integers of 64 bits without a sign.
+
     store  the store's name in errors
     path   the file
     """
@@ -56,20 +58,23 @@ class StagedVectors(NewVectors):
         with store_faults(self._store):
             self._staged.touch()
         with self._session() as database:
-            database.execute("CREATE TABLE IF NOT EXISTS new (id PRIMARY KEY, vector BLOB)")
+            database.execute("CREATE TABLE IF NOT EXISTS new (id TEXT PRIMARY KEY, vector BLOB)")
 
     def write(
         self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
     ) -> None:
-        rows = zip(ids, (each.tobytes() for each in np.asarray(vectors, "<f4")), strict=True)
+        blobs = (each.tobytes() for each in np.asarray(vectors, "<f4"))
+        rows = zip(map(json.dumps, ids), blobs, strict=True)
         with self._session() as database:
             database.executemany("INSERT OR REPLACE INTO new VALUES (?, ?)", rows)
 
     def read(self, ids: Sequence[StoreId]) -> Page:
         statement = "SELECT id, vector FROM new WHERE id IN (SELECT value FROM json_each(?))"
         with self._session() as database:
-            rows = database.execute(statement, (json.dumps(list(ids)),)).fetchall()
-        return page_of(ids, {id: np.frombuffer(blob, "<f4") for id, blob in rows}, self._dim)
+            keys = json.dumps([json.dumps(each) for each in ids])
+            rows = database.execute(statement, (keys,)).fetchall()
+        found = {json.loads(key): np.frombuffer(blob, "<f4") for key, blob in rows}
+        return page_of(ids, found, self._dim)
 
     def count(self) -> int:
         if not self._staged.is_file():
@@ -80,7 +85,7 @@ class StagedVectors(NewVectors):
     def build_index(self) -> None:
         """Forget rows that the application deleted meanwhile, and publish the others."""
         ids = self.ids()
-        known = set(ids)
+        known = set(map(json.dumps, ids))
         with self._session() as database:
             there = database.execute("SELECT id FROM new").fetchall()
             gone = [row for row in there if row[0] not in known]
