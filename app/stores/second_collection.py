@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import MigrationActive, StoreChanged, StoreUnsupported, WrongState
+from app.errors import MigrationActive, StoreChanged, StoreUnavailable, StoreUnsupported, WrongState
 from app.stores.answers import MAX_CONTENT_BYTES, read_parts, rows_a_read
-from app.stores.common import as_json, find_text, page_of, rows_checksum
+from app.stores.common import as_json, attempts, find_text, page_of, rows_checksum
 from app.stores.port import (
     Changes,
     Cursor,
@@ -48,6 +48,9 @@ ROWS_A_PAGE = 1000
 
 #: most rows of one call that writes, and most numbers of their vectors: 10 bytes each in JSON
 ROWS_A_WRITE, NUMBERS_A_WRITE = 256, 1_000_000
+
+#: longest wait for the index of the new vectors
+INDEX_S = 24 * 3600
 
 #: most results of one call that searches
 RESULTS_A_CALL = 50_000
@@ -151,8 +154,9 @@ class PairedStore(Store):
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
         """Return the ids and scores of a search in one place."""
 
-    def complete(self, sides: Sides) -> None:
-        """Build the index of the new vectors after the last page of a run."""
+    def index_state(self, place: Any) -> tuple[str, bool] | None:
+        """Return the state of an index that is being built, and whether that failed; else None."""
+        return None
 
     # --- calls of many rows -------------------------------------------------------------------
 
@@ -170,6 +174,17 @@ class PairedStore(Store):
         """Delete rows of the copy."""
         for first in range(0, len(ids), ROWS_A_PAGE):
             self.delete_rows(place, ids[first : first + ROWS_A_PAGE])
+
+    def wait_for_index(self, place: Any) -> None:
+        for is_late in attempts(INDEX_S):
+            state = self.index_state(place)
+            if state is None:
+                return
+            if is_late or state[1]:
+                raise StoreUnavailable(
+                    f"The store has not built the index of the new vectors: its state is "
+                    f"{state[0]}. Ask the operator to look at the server's log."
+                )
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -401,7 +416,7 @@ class SecondCollection(Migration):
         return self._store.count_rows(self._store.find_sides(self._tag).place("old"))
 
     def build_index(self) -> None:
-        self._store.complete(self._require("open", "between", "cut"))
+        self._store.wait_for_index(self._require("open", "between", "cut").new)
         self._filling = False
 
     # --- changes of clients -------------------------------------------------------------------
@@ -541,7 +556,7 @@ class SecondCollection(Migration):
         if sides.phase == done:
             return Switch(0.0)
         if source == "old":
-            self._store.complete(sides)
+            self._store.wait_for_index(sides.new)
         seen = self._bring(source, translate)
         sides = self._source_sides(source)
         pause = self._store.swap(sides, opposite(source))

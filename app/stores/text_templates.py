@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 
 from app.errors import InvalidRequest
-
-#: {field} or {field:most characters}
-_PLACE = re.compile(r"\{([^{}:]+)(?::([1-9][0-9]{0,5}))?\}")
 
 #: most fields of a template, whose texts are read one after the other
 MAX_FIELDS = 8
@@ -17,34 +15,37 @@ MAX_FIELDS = 8
 
 @dataclass(frozen=True)
 class TextTemplate:
-    """The parts of a template: literals, and fields with their most characters."""
+    """The parts of a template: a literal, the field after it, and its most characters, if any."""
 
-    literals: Sequence[str]
-    places: Sequence[tuple[str, int | None]]
+    parts: Sequence[tuple[str, str | None, int | None]]
 
     @property
     def fields(self) -> list[str]:
         """The fields, each once."""
-        return list(dict.fromkeys(name for name, _ in self.places))
+        return list(dict.fromkeys(name for _, name, _ in self.parts if name is not None))
 
     def fill(self, values: Mapping[str, str | None]) -> str | None:
         """Return the text of a row, in which a missing field is empty; None without any field."""
         if not any(values[name] for name in self.fields):
             return None
-        parts = [(values[name] or "")[:most] for name, most in self.places]
-        middle = (part + after for part, after in zip(parts, self.literals[1:], strict=True))
-        return self.literals[0] + "".join(middle)
+        texts = {None: "", **values}
+        return "".join(literal + (texts[name] or "")[:most] for literal, name, most in self.parts)
 
 
 def parse_template(text: str) -> TextTemplate | None:
     """Return the template; None for the name of one field."""
     if "{" not in text and "}" not in text:
         return None
-    found = list(_PLACE.finditer(text))
-    literals = _PLACE.sub("\0", text).split("\0")
-    places = [(each[1], None if each[2] is None else int(each[2])) for each in found]
-    template = TextTemplate(literals, places)
-    if not found or any("{" in each or "}" in each for each in literals):
+    parts = []
+    try:
+        for literal, name, size, conversion in Formatter().parse(text):
+            if conversion or name == "" or (size and not re.fullmatch("[1-9][0-9]{0,5}", size)):
+                raise ValueError
+            parts.append((literal, name, int(size) if size else None))
+    except ValueError:
+        parts = []
+    template = TextTemplate(parts)
+    if not template.fields:
         raise InvalidRequest(
             "`text_field` is the name of a field, or a template such as `{title}: {body:2000}`, "
             "with a number of characters after a colon. Correct the braces.",

@@ -18,19 +18,17 @@ from app.errors import (
     InvalidFilter,
     StoreChanged,
     StoreRefused,
-    StoreUnavailable,
     StoreUnsupported,
 )
 from app.stores import port as base
 from app.stores.answers import MAX_ANSWER_BYTES
 from app.stores.common import (
     as_json,
-    attempts,
     did_you_mean,
     random_runs,
     row_number,
 )
-from app.stores.milvus.client import STORE, MilvusConnection
+from app.stores.milvus.client import MilvusConnection
 from app.stores.port import (
     Cursor,
     Hits,
@@ -44,8 +42,8 @@ from app.stores.port import (
 from app.stores.second_collection import ROWS_A_PAGE, PairedStore
 from app.stores.sides import Sides, StoredRow
 
-#: seconds until a new collection and its indexes are ready
-LOAD_S, INDEX_S = 120.0, 24 * 3600
+#: seconds until a new collection is ready
+LOAD_S = 120.0
 
 #: most rows of one request that reads, and how many of these it may skip
 MAX_WINDOW, MAX_OFFSET = 16_384, 15_000
@@ -231,16 +229,11 @@ class MilvusStore(PairedStore):
         # by `ids`, quotes are not escaped
         self._call("delete", place.name, filter=place.filter("in", list(ids)))
 
-    def complete(self, sides: Sides) -> None:
-        for is_late in attempts(INDEX_S):
-            index = self._index(sides.new)
-            if not index["pending_index_rows"]:
-                return
-            if index["state"] == "Failed" or is_late:
-                raise StoreUnavailable(
-                    f"{STORE} has not built the index of {sides.new.name!r}: its state is "
-                    f"{index['state']}. Ask the operator to look at the server's log."
-                )
+    def index_state(self, place: MilvusPlace) -> tuple[str, bool] | None:
+        index = self._index(place)
+        if not index["pending_index_rows"]:
+            return None
+        return str(index["state"]), index["state"] == "Failed"
 
     def swap(self, sides: Sides, visible: Side) -> float:
         if sides.old.copied(1)["fields"] != sides.new.copied(1)["fields"]:

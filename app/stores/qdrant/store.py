@@ -15,9 +15,9 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 from qdrant_client import models
 
-from app.errors import InvalidFilter, StoreChanged, StoreUnavailable, StoreUnsupported
+from app.errors import InvalidFilter, StoreChanged, StoreUnsupported
 from app.stores.answers import rows_a_read
-from app.stores.common import as_json, attempts, row_number
+from app.stores.common import as_json, row_number
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -39,9 +39,6 @@ from app.stores.sides import Sides, StoredRow
 METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "euclidean"}
 
 TAGGED_ALIAS = re.compile(r"anchorage-([0-9a-f]{8})-(old|new)")
-
-#: most seconds that `complete` waits for the index
-INDEX_TIMEOUT_S = 24 * 3600
 
 #: settings that a copy has from the old collection as they are
 COPIED_SETTINGS = (
@@ -175,17 +172,12 @@ class QdrantStore(PairedStore):
     def delete_rows(self, place: QdrantPlace, ids: Sequence[StoreId]) -> None:
         self._call("delete", place.name, models.PointIdsList(points=list(ids)))
 
-    def complete(self, sides: Sides) -> None:
-        for is_late in attempts(INDEX_TIMEOUT_S):
-            info = self._place(sides.new.name).info
-            if info.status == models.CollectionStatus.GREEN:
-                return
-            if info.status == models.CollectionStatus.RED or is_late:
-                raise StoreUnavailable(
-                    f"Qdrant has not built the index of {sides.new.name!r}: its status is "
-                    f"{info.status.value}, and its optimiser says {info.optimizer_status}. Ask the "
-                    "operator to look at the server's log."
-                )
+    def index_state(self, place: QdrantPlace) -> tuple[str, bool] | None:
+        info = self._call("get_collection", place.name)
+        if info.status == models.CollectionStatus.GREEN:
+            return None
+        state = f"{info.status.value}, and its optimiser says {info.optimizer_status}"
+        return state, info.status == models.CollectionStatus.RED
 
     def swap(self, sides: Sides, visible: Side) -> float:
         old, new = sides.old, sides.new
