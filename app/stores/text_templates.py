@@ -28,8 +28,9 @@ class TextTemplate:
         """Return the text of a row, in which a missing field is empty; None without any field."""
         if not any(values[name] for name in self.fields):
             return None
-        texts = {None: "", **values}
-        return "".join(literal + (texts[name] or "")[:most] for literal, name, most in self.parts)
+        return "".join(
+            literal + ((name and values[name]) or "")[:most] for literal, name, most in self.parts
+        )
 
 
 def parse_template(text: str) -> TextTemplate | None:

@@ -13,6 +13,7 @@ import numpy as np
 from app.errors import StoreChanged, StoreUnsupported
 from app.stores.chroma.connection import connect, faults
 from app.stores.common import SharedClient, as_json, did_you_mean, random_runs, row_number
+from app.stores.paired_store import PairedStore, Sides, StoredRow
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -26,8 +27,7 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.second_collection import PairedStore
-from app.stores.sides import Sides, StoredRow
+from app.stores.second_collection import SecondCollection
 
 #: spaces of Chroma
 SPACES: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
@@ -209,6 +209,9 @@ class ChromaStore(PairedStore):
         for start, length in random_runs(self.count_rows(place), count, seed):
             with faults():
                 yield from place.get(include=[], offset=start, limit=length)["ids"]
+
+    def migration(self, tag: str, dim: int) -> SecondCollection:
+        return SecondCollection(self, tag, dim)
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
         with faults():

@@ -29,6 +29,7 @@ from app.stores.common import (
     row_number,
 )
 from app.stores.milvus.client import MilvusConnection
+from app.stores.paired_store import ROWS_A_PAGE, PairedStore, Sides, StoredRow
 from app.stores.port import (
     Cursor,
     Hits,
@@ -39,8 +40,7 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.second_collection import ROWS_A_PAGE, PairedStore
-from app.stores.sides import Sides, StoredRow
+from app.stores.second_collection import SecondCollection
 
 #: seconds until a new collection is ready
 LOAD_S = 120.0
@@ -306,6 +306,9 @@ class MilvusStore(PairedStore):
             found = self._query(place, place.after(last), False, False, limit=length, **weak)
             yield from (row.id for row in found)
             at, last = at + length, found[-1].id if found else last
+
+    def migration(self, tag: str, dim: int) -> SecondCollection:
+        return SecondCollection(self, tag, dim)
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
         if not isinstance(wanted.filter, str | None):

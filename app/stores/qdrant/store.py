@@ -18,6 +18,7 @@ from qdrant_client import models
 from app.errors import InvalidFilter, StoreChanged, StoreUnsupported
 from app.stores.answers import rows_a_read
 from app.stores.common import as_json, row_number
+from app.stores.paired_store import PairedStore, Sides, StoredRow
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -32,8 +33,7 @@ from app.stores.port import (
     StoreVectors,
 )
 from app.stores.qdrant.client import QdrantConnection
-from app.stores.second_collection import PairedStore
-from app.stores.sides import Sides, StoredRow
+from app.stores.second_collection import SecondCollection
 
 #: name of the metric of each distance that the connector reads
 METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "euclidean"}
@@ -246,6 +246,9 @@ class QdrantStore(PairedStore):
             with_payload=False,
         )
         return [each.id for each in answer.points]
+
+    def migration(self, tag: str, dim: int) -> SecondCollection:
+        return SecondCollection(self, tag, dim)
 
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
         request = {"using": place.vector, "filter": read_filter(wanted.filter), "limit": wanted.k}

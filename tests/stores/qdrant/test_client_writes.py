@@ -9,7 +9,7 @@ import pytest
 from qdrant_client import models
 
 from app.errors import StoreChanged
-from app.stores import second_collection
+from app.stores import paired_store
 from app.stores.port import StoreLocation
 from app.stores.registry import open_store
 from tests.stores.qdrant.test_qdrant import (
@@ -102,7 +102,7 @@ def test_writes_between_the_comparison_and_the_switch_are_carried(filled) -> Non
 
 
 def test_two_cutovers_at_once_delete_no_new_point(filled, monkeypatch) -> None:
-    monkeypatch.setattr(second_collection, "ROWS_A_PAGE", 2)
+    monkeypatch.setattr(paired_store, "ROWS_A_PAGE", 2)
     location, store, migration = filled
     put(location, 0, CHANGED[0], n=100)
     others = []
