@@ -63,7 +63,7 @@ OVER = {
     "app/heads": 980,
     "app/maths": 6_898,
     "app/openai": 634,
-    "app/stores": 7_415,
+    "app/stores": 7_321,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62
