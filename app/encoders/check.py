@@ -1,5 +1,5 @@
 """Checks whether an encoder makes the vectors that it should: those of its anchors, once a day by a
-worker and on demand. (`differences.py` compares with a client's vectors.)
+worker and on demand, or those that a client sends.
 
 A few inputs are embedded, and their vectors compared. A local model whose files changed, and an
 endpoint that names another model, are found without embedding.
@@ -11,68 +11,59 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Literal
+from itertools import chain
+from typing import Literal
 
 import torch
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field
+from torch import Tensor
 
 from app.anchors import from_store as store_anchors
 from app.anchors import spaces
 from app.anchors.embedding import encode_items, read_inputs
 from app.context import RequestContext, Services
 from app.db import resources, tables
-from app.encoders.encoding import load_model, spec_of
+from app.encoders import incoming
+from app.encoders.encoding import check_inputs, encode, load_model, spec_of
 from app.encoders.models.base import Inputs
 from app.errors import (
     AnchorageError,
+    DimensionMismatch,
     EncoderChanged,
     EncoderNeedsVectors,
+    TooManyInputs,
 )
 from app.maths.anchors import drift
 from app.maths.anchors.drift import NEAR_DEVIATION
 from app.maths.geometry.space import draw_rows
+from app.maths.quality.metrics import unit
 from app.types import EncoderKind
 
 log = logging.getLogger("anchorage.watch")
 
-#: anchors that a check embeds, at most
-CHECKED_INPUTS = 50
+#: inputs that a check embeds, at most, and how many of them twice, each alone, to measure the noise
+CHECKED_INPUTS, REPEATED_INPUTS = 50, 8
 
-#: inputs that are embedded twice where vectors deviate, each alone, to measure the noise
-REPEATED_INPUTS = 8
+#: most inputs that a client sends: each is encoded about 10 times when the vectors differ
+MAX_SENT_INPUTS = 64
 
 #: number formats of a computation whose rounding is below `drift.HALF_DEVIATION`; None: unknown
 PRECISE_DTYPES = ("float32", None)
 
 EQUAL = "the vectors are equal, except for rounding"
 
-Cause = Literal[
-    "normalisation",
-    "dimensions",
-    "precision",
-    "order",
-    "prompt",
-    "pooling",
-    "truncation",
-    "revision",
-    "another-model",
-    "unknown",
+CHANGED_ADVICE = [
+    "Bring the old model back, if you can, and check again.",
+    "Or keep the encoder for the old vectors, and register the model as it is now by another name. "
+    "Embed the anchors by it: PUT /anchor-sets/{name}/embeddings/{encoder}. Then translators and "
+    "migrations map old vectors to new ones.",
 ]
-
-
-class Explanation(BaseModel):
-    """A possible cause, and the largest deviation once it is undone."""
-
-    cause: Annotated[
-        Cause,
-        WithJsonSchema(
-            {"title": "Cause", "type": "string", "description": "Code of the possible cause."}
-        ),
-    ]
-    detail: str = Field(description="The cause in words.")
-    max_deviation: float = Field(
-        description="Largest relative deviation that remains if the cause is undone."
-    )
+#: for an encoder whose only anchors may be of other settings
+BASELINE_ADVICE = [
+    "A check with `inputs` and `vectors` finds which settings made the vectors.",
+    "For daily checks, let the service embed a few inputs: an anchor set of `inputs` and "
+    "`encoders`.",
+]
 
 
 class EncoderCheck(BaseModel):
@@ -94,15 +85,10 @@ class EncoderCheck(BaseModel):
     )
     mean_cosine: float | None = Field(None, description="Mean cosine of new and old vectors.")
     noise: float | None = Field(
-        None,
-        description="Largest deviation between two embeddings of one input now. "
-        "Null unless vectors deviated.",
+        None, description="Largest deviation between two embeddings of one anchor now."
     )
-    likely_cause: Cause | None = Field(
+    likely_cause: Literal["normalisation", "prompt", "pooling", "unknown"] | None = Field(
         None, description="Likely cause of a difference from the client's vectors."
-    )
-    explanations: list[Explanation] = Field(
-        [], description="Causes that were tried for it, closest first."
     )
 
 
@@ -126,10 +112,55 @@ def check_all(services: Services, *, stopping: Callable[[], bool] = lambda: Fals
 
 def check_by_name(services: Services, context: RequestContext, name: str) -> EncoderCheck:
     """Check an encoder now. Raises NotFound and EncoderNeedsVectors."""
-    return _check_and_record(services, context, find_encoder(services, context, name))
+    return _check_and_record(services, context, _find_encoder(services, context, name))
 
 
-def find_encoder(services: Services, context: RequestContext, name: str) -> tables.EncoderRow:
+def compare_with_client(
+    services: Services, context: RequestContext, name: str, inputs: Inputs, vectors: Tensor
+) -> EncoderCheck:
+    """Encode the inputs, and compare the vectors with the client's. Records nothing.
+
+    Raises NotFound, TooManyInputs, DimensionMismatch, Overloaded, and the errors of
+    `encode`.
+    """
+    encoder = _find_encoder(services, context, name)
+    if len(inputs.values) > MAX_SENT_INPUTS:
+        raise TooManyInputs(
+            f"The request has {len(inputs.values)} inputs; at most {MAX_SENT_INPUTS} are allowed, "
+            "which is enough for a check. Send fewer.",
+            field="inputs",
+            limit=MAX_SENT_INPUTS,
+        )
+    theirs = incoming.checked_vectors(
+        vectors, field="vectors", limits=services.limits, dim=encoder.dim
+    )
+    if len(theirs) != len(inputs.values):
+        raise DimensionMismatch(
+            f"The request has {len(inputs.values)} inputs and {len(theirs)} vectors. Send one "
+            "vector for each.",
+            field="vectors",
+        )
+    ours = encode(services, context, encoder, inputs.values, role=inputs.role).vectors
+    deviation = float(drift.deviations(ours, theirs).max())
+    measures: dict[str, object] = {
+        "inputs": len(ours),
+        "max_deviation": deviation,
+        "mean_cosine": float(drift.cosines(ours, theirs).mean()),
+    }
+    if deviation <= NEAR_DEVIATION:
+        return _make_result("unchanged", EQUAL, **measures)
+    texts = check_inputs(encoder, inputs.values, limits=services.limits, field="inputs")
+    with services.take(services.turns.checks, context.project):
+        variants = getattr(load_model(services, encoder), "variants", lambda texts: ())(texts)
+        as_they_are = ("normalisation", "the lengths differ, the directions agree", ours)
+        for cause, detail, made in chain([as_they_are], variants):
+            if float(drift.deviations(unit(made), unit(theirs)).max()) <= NEAR_DEVIATION:
+                return _make_result("different", detail, likely_cause=cause, **measures)
+    detail = f"no known cause explains the difference: the largest deviation is {deviation:.2g}"
+    return _make_result("different", detail, likely_cause="unknown", **measures)
+
+
+def _find_encoder(services: Services, context: RequestContext, name: str) -> tables.EncoderRow:
     """Raises NotFound, and EncoderNeedsVectors for one that the service cannot check."""
     with services.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, context.project, name)
@@ -141,7 +172,7 @@ def find_encoder(services: Services, context: RequestContext, name: str) -> tabl
     return encoder
 
 
-def make_result(result: str, detail: str, **more: object) -> EncoderCheck:
+def _make_result(result: str, detail: str, **more: object) -> EncoderCheck:
     sentence = detail[:1].upper() + detail[1:].removesuffix(".") + "."
     return EncoderCheck.model_validate(
         {"checked_at": tables.now(), "result": result, "detail": sentence, **more}
@@ -158,9 +189,9 @@ def _check_and_record(
     try:
         found = _check(services, context, encoder)
     except EncoderChanged as error:
-        found = make_result("replaced", error.detail, recommendations=_recommend(encoder))
+        found = _make_result("replaced", error.detail, recommendations=CHANGED_ADVICE)
     except AnchorageError as error:
-        found = make_result("unchecked", error.detail)
+        found = _make_result("unchecked", error.detail)
     with services.db.transaction() as session:
         row = session.get(tables.EncoderRow, encoder.id, with_for_update=True)
         if row is not None and (found.result != "unchecked" or not row.has_changed):
@@ -174,7 +205,7 @@ def _check_and_record(
 def _check(services: Services, context: RequestContext, encoder: tables.EncoderRow) -> EncoderCheck:
     """Compare the vectors of a few anchors now with the stored ones. Raises EncoderChanged.
 
-    Where they deviate, the worst are embedded once more, each alone, to measure the noise.
+    A few are embedded once more, each alone, to measure the noise.
     """
     # A model in memory may still be that of the old files.
     now, before = services.encoders.hash_folder(spec_of(encoder)), encoder.identity
@@ -191,22 +222,19 @@ def _check(services: Services, context: RequestContext, encoder: tables.EncoderR
     load_model(services, encoder)
     sample = _find_sample(services, encoder, count)
     if sample is None:
-        return make_result(
+        return _make_result(
             "unchecked",
             "Its identity is as it was, but no anchor set has inputs that it could embed again",
         )
     space, rows, inputs = sample
     new = encode_items(services, context, encoder, inputs)
     old = spaces.raw_anchors(services, space)[list(rows)]
+    alone = [_pick(inputs, [row]) for row in range(min(REPEATED_INPUTS, len(rows)))]
+    again = torch.cat([encode_items(services, context, encoder, each) for each in alone])
+    noise = float(drift.deviations(new[: len(again)], again).max())
     is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
     least = 0.0 if is_precise else NEAR_DEVIATION / drift.NOISE_FACTOR
-    found, noise, embedded = drift.compare_embeddings(old, new, noise=least), None, len(new)
-    if found.verdict != "unchanged":
-        worst = found.deviations.argsort(descending=True)[:REPEATED_INPUTS].tolist()
-        again = [encode_items(services, context, encoder, _pick(inputs, [row])) for row in worst]
-        noise = float(drift.deviations(new[worst], torch.cat(again)).max())
-        embedded += len(worst)
-        found = drift.compare_embeddings(old, new, noise=max(noise, least))
+    found = drift.compare_embeddings(old, new, noise=max(noise, least))
     detail = {
         "unchanged": EQUAL,
         "rescaled": "the directions are equal, the lengths have changed",
@@ -214,49 +242,29 @@ def _check(services: Services, context: RequestContext, encoder: tables.EncoderR
     }[found.verdict]
     may_scale = store_anchors.is_of_store(services, space)
     is_equal = found.verdict == "unchanged" or (found.verdict == "rescaled" and may_scale)
-    result, advice = ("unchanged", []) if is_equal else ("moved", _recommend(encoder))
-    if is_equal and not space.is_baseline:
+    result, advice = ("unchanged", []) if is_equal else ("moved", CHANGED_ADVICE)
+    if not space.is_baseline and is_equal:
         with services.db.transaction() as session:
             row = session.get(tables.SpaceRow, space.id)
             if row is not None:
                 row.is_baseline = True
     elif not space.is_baseline:
-        result, advice = "unchecked", _recommend_baseline(encoder)
+        result, advice = "unchecked", BASELINE_ADVICE
         detail = (
             "the service did not make the vectors of these anchors, and no check has found them "
             "equal: the encoder may have changed, or they were made with other settings. Compared "
             f"with them, {detail}"
         )
-    return make_result(
+    return _make_result(
         result,
         detail,
         recommendations=advice,
         anchor_set=space.anchor_set.name,
-        inputs=embedded,
+        inputs=len(new) + len(again),
         max_deviation=float(found.deviations.max()),
         mean_cosine=float(found.cosines.mean()),
         noise=noise,
     )
-
-
-def _recommend(encoder: tables.EncoderRow) -> list[str]:
-    """Return what an operator can do about a change."""
-    return [
-        "Bring the old model back, if you can, and check again.",
-        f"Or keep {encoder.name!r} for the old vectors, and register the model as it is now by "
-        "another name. Embed the anchors by it: PUT /anchor-sets/{name}/embeddings/{encoder}. "
-        "Then translators and migrations map old vectors to new ones.",
-    ]
-
-
-def _recommend_baseline(encoder: tables.EncoderRow) -> list[str]:
-    """Return what makes an encoder comparable whose only anchors may be of other settings."""
-    return [
-        f"`POST /encoders/{encoder.name}/check` with `inputs` and `vectors` finds which settings "
-        "made the vectors.",
-        f"For daily checks, let the service embed a few inputs with {encoder.name!r}: an anchor "
-        "set of `inputs` and `encoders`.",
-    ]
 
 
 def _find_sample(

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 
 from app.db import resources, tables
-from app.encoders import check, differences, service
+from app.encoders import check, service
 from app.encoders.check import EncoderCheck
 from app.encoders.schemas import CheckRequest, Encoder, EncoderPage, NewEncoder
 from app.errors import MissingField
@@ -87,4 +87,4 @@ def check_encoder(
     if inputs is None or body.vectors is None:
         field = "inputs" if inputs is None else "vectors"
         raise MissingField(f"`{field}` is missing. Send `inputs` and their `vectors`.", field=field)
-    return differences.compare_with_client(services, context, name, inputs, body.vectors)
+    return check.compare_with_client(services, context, name, inputs, body.vectors)

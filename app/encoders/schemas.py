@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -115,30 +114,6 @@ class NewEncoder(Body):
         return self
 
 
-class IdentityOut(BaseModel):
-    """Everything that the vectors depend on."""
-
-    model: str = Field(description="Name of the model.")
-    revision: str | None = Field(
-        description="Commit on the hub, digest of a folder's files, or the endpoint's own revision."
-    )
-    prompts: dict[str, str] = Field(description="Text before each input, by role of the input.")
-    pooling: str | None = Field(description="How the vectors of tokens become one vector.")
-    normalise: bool | None = Field(description="Whether the vectors are scaled to norm 1.")
-    dim: int = Field(description="Dimension of the vectors.")
-    dtype: str | None = Field(description="Type of the model's weights.")
-    draft: bool = Field(False, description="Whether JPEG files are decoded at a reduced size.")
-    fingerprint: str = Field(
-        description="Hash of the other members. Equal fingerprints make equal vectors."
-    )
-
-
-def _with_fingerprint(members: dict[str, Any] | None) -> dict[str, Any] | None:
-    if members is None:
-        return None
-    return {**members, "fingerprint": ModelIdentity(**members).fingerprint}
-
-
 class Encoder(RowModel):
     """A registered encoder."""
 
@@ -149,7 +124,7 @@ class Encoder(RowModel):
     revision: str | None = Field(description="Revision from the request.")
     modality: str = Field(description="What it reads: `text`, `image`, `audio` or `other`.")
     options: dict[str, Any] = Field(description="Options from the request.")
-    identity: Annotated[IdentityOut | None, BeforeValidator(_with_fingerprint)] = Field(
+    identity: ModelIdentity | None = Field(
         description="What its vectors depend on. Null for an external encoder."
     )
     last_check: EncoderCheck | None = Field(

@@ -27,8 +27,11 @@ from app.openai.schemas import (
 )
 from app.ops import metrics
 from app.translate.fields import warning_members
+from app.types import EncoderKind
 
 router = APIRouter()
+
+MAX_ALIASES_LISTED = 10_000
 
 
 @router.post(
@@ -72,8 +75,18 @@ def create_embeddings(
     "/v1/models", tags=["OpenAI"], summary="List models", responses=documented_as_openai(400)
 )
 def list_models(services: Svc, project: Reads) -> ModelList:
-    """Returns the encoders that the service runs, the aliases, and the translations of vectors."""
-    return ModelList(data=service.list_models(services, project))
+    """Returns the encoders that the service runs, and the aliases.
+
+    `encoder->target@anchor-set` is a model too, for each set with vectors of both.
+    """
+    with services.db.transaction() as session:
+        rows = [
+            *resources.encoders_but(session, project, EncoderKind.external),
+            *resources.page(session, tables.AliasRow, project, after="", limit=MAX_ALIASES_LISTED),
+        ]
+    return ModelList(
+        data=[service.describe_model(row.name, row.created_at, project) for row in rows]
+    )
 
 
 @router.get(
@@ -99,21 +112,19 @@ def get_model(
     "/v1/rerank",
     tags=["OpenAI"],
     summary="Order documents by an encoder",
-    responses={200: {"model": RerankAnswer}, **documented_as_openai(400, 404, 413, 415, 422)},
-    response_model=None,
+    responses=documented_as_openai(400, 404, 413, 415, 422),
 )
-@router.post("/v2/rerank", include_in_schema=False, response_model=None)
+@router.post("/v2/rerank", include_in_schema=False)
 def rerank(
     context: ReadContext,
     body: Annotated[RerankRequest, json_body(RerankRequest)],
     services: Svc,
-) -> Response:
+) -> RerankAnswer:
     """Orders documents by the cosine of their vectors and the query's, as rerankers answer.
 
     Vectors of documents are stored, so that a document is embedded once.
     """
-    answer = service.rerank(services, context, body)  # written here, not on the event loop
-    return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+    return service.rerank(services, context, body)
 
 
 @router.put(

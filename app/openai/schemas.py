@@ -5,28 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.http import fields
 from app.http.fields import Body, RowModel
 
-MAX_MODELS_LISTED = 10_000
-
 ModelName = Annotated[str, Field(max_length=400)]
-
-Inputs = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1},
-            ],
-            "description": "One text, or a list of texts. For an image encoder, images as base64 "
-            "or `data:` URLs. Tokens are refused.",
-        }
-    ),
-]
 
 
 class EmbeddingsRequest(Body):
@@ -39,7 +23,10 @@ class EmbeddingsRequest(Body):
     model: ModelName = Field(
         description="`encoder`, `encoder->target@anchor-set` or an alias; see `/v1/models`."
     )
-    input: Inputs
+    input: Any = Field(
+        description="One text, or a list of texts. For an image encoder, images as base64 or "
+        "`data:` URLs. Tokens are refused."
+    )
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="How the answer holds vectors. Default `float`."
     )
@@ -57,28 +44,16 @@ class EmbeddingsRequest(Body):
     )
 
 
-class Embedding(BaseModel):
-    """One input's vector."""
-
-    object: Literal["embedding"] = Field("embedding", description="Always `embedding`.")
-    index: int = Field(description="Index of the input, from 0.")
-    embedding: list[float] | str = Field(description="Numbers, or little-endian float32 in base64.")
-
-
-class Usage(BaseModel):
-    """Tokens that the model read."""
-
-    prompt_tokens: int = Field(description="Number of tokens.")
-    total_tokens: int = Field(description="The same number.")
-
-
 class Embeddings(BaseModel):
     """OpenAI's answer, with one more member: `truncated`."""
 
     object: Literal["list"] = Field("list", description="Always `list`.")
-    data: list[Embedding] = Field(description="One vector for each input, in the same order.")
+    data: list[dict[str, Any]] = Field(
+        description="One `embedding` for each input, in the same order: numbers, or little-endian "
+        "float32 in base64."
+    )
     model: str = Field(description="The model of the request.")
-    usage: Usage = Field(description="Tokens that the model read.")
+    usage: dict[str, int] = Field(description="Tokens that the model read, twice.")
     truncated: list[int] = Field(
         [], description="Indices of inputs that were cut, from 0. Absent if none were."
     )
@@ -94,10 +69,12 @@ class OpenAIModel(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The encoders that the service runs, the aliases, and the translations of vectors."""
+    """The encoders that the service runs, and the aliases."""
 
     object: Literal["list"] = Field("list", description="Always `list`.")
-    data: list[OpenAIModel] = Field(description=f"At most {MAX_MODELS_LISTED:,} models.")
+    data: list[OpenAIModel] = Field(
+        description="A translation `encoder->target@anchor-set` needs no entry."
+    )
 
 
 class RerankRequest(Body):
@@ -114,13 +91,10 @@ class RerankRequest(Body):
 
     model: ModelName = Field(description="An encoder that the service runs, or an alias of one.")
     query: str = Field(description="What to order the documents by.")
-    documents: list[str | dict[str, Any]] = Field(
-        description="Texts, or objects with a member `text`."
-    )
+    documents: list[str] = Field(description="Texts.", min_length=1)
     top_n: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Most results. Default: all documents."
     )
-    return_documents: bool = Field(False, description="Whether results have their documents.")
 
 
 class RerankResult(BaseModel):
@@ -130,13 +104,12 @@ class RerankResult(BaseModel):
     relevance_score: float = Field(
         description="Cosine of the vectors of query and document, -1 to 1."
     )
-    document: dict[str, str] | None = Field(None, description="Its text, if requested.")
 
 
 class RerankAnswer(BaseModel):
-    """The documents, best first."""
+    """The documents, best first, as Cohere and Jina answer."""
 
-    id: str | None = Field(None, description="Always null.")
+    id: None = Field(None, description="Always null.")
     model: str = Field(description="The model of the request.")
     results: list[RerankResult] = Field(description="Documents with their scores, best first.")
     meta: dict[str, Any] = Field({}, description="Always empty.")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import islice, permutations
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ from app.errors import (
 from app.maths.relevance.rescoring import cosines
 from app.openai import queries
 from app.openai.schemas import (
-    MAX_MODELS_LISTED,
     EmbeddingsRequest,
     OpenAIModel,
     RerankAnswer,
@@ -39,10 +37,10 @@ from app.openai.schemas import (
 )
 from app.search import native_vectors
 from app.translate import fit as translators
-from app.translate.fit import FitRequest
+from app.translate.fit import FitRequest, SpacePair
 from app.translate.service import Translation, prepare_map
 from app.translate.warnings import AnswerWarning, warnings_about_change
-from app.types import EncoderKind, InputRole
+from app.types import InputRole
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _MODEL_ID = re.compile(rf"({_NAME})(?:->({_NAME})@({_NAME}))?")
@@ -52,14 +50,18 @@ _MODEL_ID = re.compile(rf"({_NAME})(?:->({_NAME})@({_NAME}))?")
 class Model:
     """What a model's name stands for: an encoder, and the translation of its vectors or None.
 
-    target      the space that the vectors are translated into
+    pair        the spaces of the translation
     created_at  of the alias, the target or the encoder
     """
 
     encoder: tables.EncoderRow
-    fit: FitRequest | None
-    target: tables.SpaceRow | None
     created_at: datetime
+    translation: Translation | None = None
+    pair: SpacePair | None = None
+
+    @property
+    def target(self) -> tables.SpaceRow | None:
+        return self.pair and self.pair.both[1]
 
 
 def find_model(services: Services, project: str, name: str) -> Model:
@@ -94,39 +96,16 @@ def _read_id(services: Services, project: str, model: str) -> Model:
         encoder = resources.by_name(session, tables.EncoderRow, project, name, field="model")
     encoding.spec_of(encoder)
     if target is None:
-        return Model(encoder, None, None, encoder.created_at)
-    fit = FitRequest(name, target, anchor_set, "auto", {})
-    space = translators.find_pair(services, project, fit)[1]
-    return Model(encoder, fit, space, space.created_at)
+        return Model(encoder, encoder.created_at)
+    translation = Translation(FitRequest(name, target, anchor_set, "auto", {}))
+    pair = translators.resolve(services, translation.name(project))
+    source, made = pair.both
+    return Model(source.encoder, made.created_at, translation, pair)
 
 
 def describe_model(name: str, created_at: datetime, project: str) -> OpenAIModel:
     """Return a model as OpenAI's API shows it."""
     return OpenAIModel(id=name, created=int(created_at.timestamp()), owned_by=project)
-
-
-def list_models(services: Services, project: str) -> list[OpenAIModel]:
-    """Return the encoders that the service runs, the aliases, and the translations of vectors."""
-    with services.db.transaction() as session:
-        encoders = resources.encoders_but(session, project, EncoderKind.external)
-        named = resources.page(session, tables.AliasRow, project, after="", limit=MAX_MODELS_LISTED)
-        spaces = resources.spaces(session, project)
-
-    def describe() -> Iterator[OpenAIModel]:
-        rows: list[tables.EncoderRow | tables.AliasRow] = [*encoders, *named]
-        for row in rows:
-            yield describe_model(row.name, row.created_at, project)
-        runs = {row.id for row in encoders}
-        sets: dict[str, list[tables.SpaceRow]] = {}
-        for space in spaces:
-            sets.setdefault(space.anchor_set.name, []).append(space)
-        for name, members in sets.items():
-            for source, target in permutations(members, 2):
-                if source.encoder_id in runs:
-                    model = f"{source.encoder.name}->{target.encoder.name}@{name}"
-                    yield describe_model(model, target.created_at, project)
-
-    return list(islice(describe(), MAX_MODELS_LISTED))
 
 
 def embed(
@@ -139,48 +118,44 @@ def embed(
     """
     inputs = _read_inputs(request.input)
     model = find_model(services, context.project, request.model)
-    own, dim, pair = model.encoder, model.encoder.dim, None
-    if model.fit is not None:  # one look-up: the set may be made anew under its name meanwhile
-        pair = translators.resolve(services, model.fit.pair_name(context.project))
-        own, dim = pair.both[0].encoder, pair.both[1].encoder.dim
+    dim = (model.target.encoder if model.target else model.encoder).dim
     asked = dim if request.dimensions is None else request.dimensions
-    if not (1 if pair is None else dim) <= asked <= dim:
+    if not (dim if model.target else 1) <= asked <= dim:
         raise InvalidOption(
             f"Model {request.model!r} has {dim} dimensions. Send "
-            f"{f'1 to {dim}' if pair is None else dim}, or remove `dimensions`.",
+            f"{dim if model.target else f'1 to {dim}'}, or remove `dimensions`.",
             field="dimensions",
         )
     incoming.reserve_answer(services, context, "input", len(inputs), dim=dim)
     role = InputRole(request.input_type)
-    made = encoding.encode(services, context, own, inputs, role=role, field="input")
+    made = encoding.encode(services, context, model.encoder, inputs, role=role, field="input")
     if made.truncated and not request.truncate:
         raise InputTooLong(
             "Some inputs are longer than the model reads. Shorten them, or send `truncate: true`.",
             field="input",
             rows=made.truncated,
         )
-    vectors, warnings = made.vectors, warnings_about_change(own)
-    if model.fit is not None:
-        served = prepare_map(services, context, Translation(model.fit), pair)
+    vectors, warnings = made.vectors, warnings_about_change(model.encoder)
+    if model.translation is not None:
+        served = prepare_map(services, context, model.translation, model.pair)
         warnings = [*served.warnings, *warnings]
         with blaming("input"):
             vectors = served.start(services, vectors).result().vectors
     elif asked < dim:
         # Models that were trained for it (Matryoshka) lose little; others lose more.
         vectors = vectors[:, :asked]
-        if (own.identity or {}).get("normalise"):
+        if (model.encoder.identity or {}).get("normalise"):
             vectors = torch.nn.functional.normalize(vectors, dim=1)
     return replace(made, vectors=vectors), warnings
 
 
 def _read_inputs(value: Any) -> list[Input]:
     """Return the inputs as a list. Raises TokensNotRead and InvalidRequest."""
-    items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    wrong = [row for row, item in enumerate(items) if type(item) is not str]
-    if items and not wrong:
-        return list(items)
-    tokens = [each for item in items for each in (item if isinstance(item, list) else [item])]
-    if tokens and all(type(each) is int for each in tokens):
+    inputs = value if isinstance(value, list) else [value]
+    wrong = [row for row, each in enumerate(inputs) if not isinstance(each, str)]
+    if inputs and not wrong:
+        return inputs
+    if inputs and all(isinstance(each, int | list) for each in inputs):
         raise TokensNotRead(
             "Send texts instead of tokens, which differ between models. "
             "In LangChain, set check_embedding_ctx_length=False.",
@@ -197,16 +172,8 @@ def rerank(services: Services, context: RequestContext, request: RerankRequest) 
     A framework with a slot for a reranker puts a new encoder behind its old index, without a
     client of ours. Raises what `find_model` and `encode` raise, and InvalidRequest.
     """
-    found = [each if isinstance(each, str) else each.get("text") for each in request.documents]
-    texts = [text for text in found if isinstance(text, str)]
-    if not texts or len(texts) < len(found):
-        raise InvalidRequest(
-            "Expected at least one document: a text, or an object with a text in `text`.",
-            field="documents",
-            rows=[row for row, text in enumerate(found) if not isinstance(text, str)],
-        )
     model = find_model(services, context.project, request.model)
-    if model.fit is not None:
+    if model.translation is not None:
         raise InvalidRequest(
             "`model` names a translation. Name an encoder that embeds the documents itself.",
             field="model",
@@ -214,15 +181,13 @@ def rerank(services: Services, context: RequestContext, request: RerankRequest) 
     query = encoding.encode(
         services, context, model.encoder, [request.query], role=InputRole.query, field="query"
     )
+    texts = request.documents
     made = native_vectors.embed_texts(services, context, model.encoder, texts, field="documents")
     scores = cosines(query.vectors, made.vectors, [len(texts)])
     order = scores.sort(descending=True, stable=True).indices[: request.top_n].tolist()
     results = [RerankResult(index=row, relevance_score=float(scores[row])) for row in order]
-    if request.return_documents:
-        for each in results:
-            each.document = {"text": texts[each.index]}
     usage = {"total_tokens": query.tokens + made.tokens}
-    return RerankAnswer(id=None, model=request.model, results=results, meta={}, usage=usage)
+    return RerankAnswer(model=request.model, results=results, usage=usage)
 
 
 def put_alias(
@@ -251,8 +216,8 @@ def _put(services: Services, context: RequestContext, name: str, model: str) -> 
             row = tables.AliasRow(project=context.project, name=name)
             session.add(row)
         row.model, row.encoder_id = model, found.encoder.id
-        row.target_id = None if found.target is None else found.target.encoder_id
-        row.anchor_set_id = None if found.target is None else found.target.anchor_set_id
+        row.target_id = found.target and found.target.encoder_id
+        row.anchor_set_id = found.target and found.target.anchor_set_id
     return row
 
 

@@ -59,8 +59,8 @@ def resolved(services, name, project=PROJECT):
         model = service.find_model(services, project, name)
     except NotFound:
         return None
-    fit = model.fit
-    return model.encoder.name, fit and fit.target, fit and fit.anchor_set
+    target = model.target
+    return model.encoder.name, target and target.encoder.name, target and target.anchor_set.name
 
 
 def row_of(services, table, name):
@@ -108,6 +108,8 @@ def test_a_translation_keeps_its_pair_and_reserves_its_answer_once(named, monkey
     monkeypatch.setattr(
         service.incoming, "reserve_answer", lambda *_, dim, **__: reserved.append(dim)
     )
+
+    service.find_model(named, PROJECT, "m->b@s")
 
     def encode(services, context, encoder, inputs, **_):
         assert encoder.name == "m"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 from torch import Tensor
 
 from app.errors import InvalidInput
@@ -53,37 +54,32 @@ class EncoderSpec:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-@dataclass(frozen=True)
-class ModelIdentity:
-    """All that the vectors depend on: two encoders of equal identity return equal vectors.
+class ModelIdentity(BaseModel):
+    """Everything that the vectors depend on."""
 
-    model      the registered name
-    revision   a commit of the hub, the digest of a folder's files, or an endpoint's model name
-    prompts    role -> text before each input
-    pooling    from the model's files: mean, cls, ...; None where unknown or not applicable
-    normalise  whether vectors have unit length
-    dim        dimension of the vectors, after truncation
-    dtype      number format of the computation
-    draft      whether JPEG files are decoded at a reduced size
-    """
+    model_config = ConfigDict(frozen=True)
 
-    model: str
-    revision: str | None
-    prompts: Mapping[str, str]
-    pooling: str | None
-    normalise: bool | None
-    dim: int
-    dtype: str | None
-    draft: bool = False
+    model: str = Field(description="Name of the model.")
+    revision: str | None = Field(
+        description="Commit on the hub, digest of a folder's files, or the endpoint's own revision."
+    )
+    prompts: dict[str, str] = Field({}, description="Text before each input, by role of the input.")
+    pooling: str | None = Field(None, description="How the vectors of tokens become one vector.")
+    normalise: bool | None = Field(description="Whether the vectors are scaled to norm 1.")
+    dim: int = Field(description="Dimension of the vectors.")
+    dtype: str | None = Field(None, description="Type of the model's weights.")
+    draft: bool = Field(False, description="Whether JPEG files are decoded at a reduced size.")
 
-    @cached_property
+    @property
     def members(self) -> dict[str, Any]:
         """The stored form."""
-        return asdict(self)
+        return self.model_dump(exclude={"fingerprint"})
 
+    @computed_field(  # type: ignore[prop-decorator]
+        description="Hash of the other members. Equal fingerprints make equal vectors."
+    )
     @cached_property
     def fingerprint(self) -> str:
-        """A short digest of all members."""
         return hashlib.sha256(json.dumps(self.members, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -107,16 +103,17 @@ class EncoderModel(Protocol):
     """A loaded model. Several threads may call its methods at once."""
 
     identity: ModelIdentity
-    modality: Modality
+    modality: Modality = Modality.text
     #: memory of the loaded model
-    nbytes: int
+    nbytes: int = 0
     #: URL of the endpoint that computes; None: this process does
-    endpoint: str | None
+    endpoint: str | None = None
     #: most items of one `run`
     batch: int
 
     @property
-    def dim(self) -> int: ...
+    def dim(self) -> int:
+        return self.identity.dim
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
         """Check and preprocess the inputs, in their order. Raises errors that name the rows."""

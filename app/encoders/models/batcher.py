@@ -1,7 +1,7 @@
 """Batches of inputs from many requests.
 
-A *lane* is a thread that runs one batch after another. Turns go round the owners of requests, and a
-batch takes one input of each owner in turn: nobody waits behind all inputs of somebody else.
+A *lane* is a thread that runs one batch after another. Turns go round the owners of requests:
+nobody waits behind all inputs of somebody else. Room that one owner leaves is for the next ones.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from copy import copy
-from heapq import merge
-from itertools import chain, islice, zip_longest
+from heapq import nlargest
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -47,21 +45,11 @@ class EncodeTask:
         self.is_limited = is_limited
         self.future: Future[Tensor] = Future()
         self.started = time.perf_counter()
-        #: the waiting items and their places in the request, the longest first
-        self.waiting = sorted(enumerate(items), key=lambda entry: -entry[1].length)
+        #: the waiting items, by their places in the request
+        self.waiting = dict(enumerate(items))
         self._vectors = torch.empty(len(items), model.dim)
         self._unfinished = len(items)
         self._lock = threading.Lock()
-
-    def fitting(self, longest: int) -> Iterator[BatchEntry]:
-        """Yield the waiting items up to this length, the longest first."""
-        for place, item in islice(self.waiting, self._find(longest), None):
-            yield self, place, item
-
-    def drop(self, longest: int, count: int) -> None:
-        """Remove the first `count` items of `fitting`."""
-        start = self._find(longest)
-        del self.waiting[start : start + count]
 
     def deliver(self, places: Sequence[int], vectors: Tensor) -> None:
         """Store the vectors of these items. The last delivery sets the future's result."""
@@ -76,9 +64,6 @@ class EncodeTask:
     def fail(self, error: BaseException) -> None:
         with suppress(InvalidStateError):
             self.future.set_exception(error)
-
-    def _find(self, longest: int) -> int:
-        return bisect_left(self.waiting, -longest, key=lambda entry: -entry[1].length)
 
 
 #: an item with its task and its place there
@@ -101,7 +86,7 @@ class Batcher:
         self._count, self._threads, self._budget, self._most = lanes, threads, budget, most
         self._device = device
         self._changed = threading.Condition()
-        #: the waiting tasks of each owner; the owner that was served longest ago first
+        #: the waiting tasks of each owner; the owner whose turn was longest ago first
         self._owners: dict[str, list[EncodeTask]] = {}
         self._lanes: list[threading.Thread] = []
         self._closed = False
@@ -148,23 +133,22 @@ class Batcher:
         """Drop the waiting items of a task whose client has left, or whose batch has failed."""
         with self._changed:
             dropped = len(task.waiting)
-            if not dropped:
-                return
-            task.waiting = []
-            self._remove_empty(task.owner)
+            task.waiting = {}
+            self._remove_finished()
         metrics.ENCODE_WAITING.dec(dropped)
         if task.future.cancelled():
             metrics.ENCODE_DROPPED.inc(dropped)
 
-    def _remove_empty(self, owner: str) -> None:
-        self._owners[owner] = [task for task in self._owners[owner] if task.waiting]
-        if not self._owners[owner]:
-            del self._owners[owner]
+    def _remove_finished(self) -> None:
+        left = {
+            owner: [task for task in tasks if task.waiting] for owner, tasks in self._owners.items()
+        }
+        self._owners = {owner: tasks for owner, tasks in left.items() if tasks}
 
     def _require_room(self, owner: str) -> None:
         """Raises TooMuchAtOnce."""
         tasks = [task for task in self._owners.get(owner, ()) if task.is_limited]
-        waiting = sum(item.length for task in tasks for _, item in task.waiting)
+        waiting = sum(item.length for task in tasks for item in task.waiting.values())
         if waiting >= self._most:
             raise TooMuchAtOnce(
                 f"Inputs of {waiting} tokens of this project wait to be encoded; the limit is "
@@ -174,15 +158,11 @@ class Batcher:
 
     def _start_lanes(self) -> None:
         while len(self._lanes) < self._count:
-            ready = threading.Event()
-            lane = threading.Thread(
-                target=self._lane, args=(ready,), name=f"lane-{len(self._lanes)}", daemon=True
-            )
-            lane.start()
-            self._lanes.append(lane)
-            ready.wait()
+            name = f"lane-{len(self._lanes)}"
+            self._lanes.append(threading.Thread(target=self._lane, name=name, daemon=True))
+            self._lanes[-1].start()
 
-    def _lane(self, ready: threading.Event) -> None:
+    def _lane(self) -> None:
         try:
             if self._threads is not None:
                 use_threads(self._threads)
@@ -193,8 +173,6 @@ class Batcher:
         except Exception:  # the models will fail too, and their requests learn it
             log.exception("a lane cannot use the device %s", self._device)
             self.broken = True
-        finally:
-            ready.set()
         while self._step():
             pass
 
@@ -221,27 +199,30 @@ class Batcher:
     def _take_batch(self) -> list[BatchEntry]:
         """Remove the items of the next batch from their tasks, and return them.
 
-        The first owner's first task leads: its longest item is in the batch, and longer ones are
-        not. All owners fill the rest in turn, each with its longest items.
+        It is the turn of the first owner. Its first task leads: the longest item is in the batch,
+        and longer ones are not. The owner's other items for this model fill the batch, then those
+        of the next owners, the longest of each first.
         """
-        lead = next(iter(self._owners.values()))[0]
-        longest = lead.waiting[0][1].length
+        owner, tasks = next(iter(self._owners.items()))
+        lead = tasks[0]
+        longest = max(item.length for item in lead.waiting.values())
         room = max(1, min(lead.model.batch, self._budget // max(1, longest)))
-        fitting = (
-            merge(
-                *(task.fitting(longest) for task in tasks if task.model is lead.model),
-                key=lambda entry: -entry[2].length,
+        batch: list[BatchEntry] = []
+        for others in self._owners.values():
+            fitting = (
+                (task, place, item)
+                for task in others
+                if task.model is lead.model
+                for place, item in task.waiting.items()
+                if item.length <= longest
             )
-            for tasks in self._owners.values()
-        )
-        in_turn = chain.from_iterable(zip_longest(*fitting))
-        batch = list(islice(filter(None, in_turn), room))
-        for task, count in Counter(task for task, _, _ in batch).items():
-            task.drop(longest, count)
-        self._owners[lead.owner].append(self._owners[lead.owner].pop(0))
-        for owner in dict.fromkeys(task.owner for task, _, _ in batch):
-            self._owners[owner] = self._owners.pop(owner)  # at the end: others are next
-            self._remove_empty(owner)
+            batch += nlargest(room - len(batch), fitting, key=lambda entry: entry[2].length)
+            if len(batch) == room:
+                break
+        for task, place, _ in batch:
+            del task.waiting[place]
+        self._owners[owner] = [*self._owners.pop(owner)[1:], lead]
+        self._remove_finished()
         metrics.ENCODE_WAITING.dec(len(batch))
         return batch
 

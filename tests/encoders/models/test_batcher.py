@@ -123,15 +123,21 @@ def test_one_input_does_not_wait_for_many_requests_of_another_owner(length):
     assert order(model)[500] <= 1
 
 
-def test_owners_share_a_batch_evenly():
+def test_owners_take_turns_and_the_next_ones_fill_the_room_that_one_leaves():
     model = Squares()
     for work in run_together(
-        *((model, [item(100 * o + n) for n in range(90)], f"owner {o}") for o in range(3)),
+        *((model, [item(100 * o + n) for n in range(45)], f"owner {o}") for o in range(3)),
         budget=30,
     ):
         result(work)
-    first = [int(each.features) // 100 for each in model.batches[0]]
-    assert [first.count(owner) for owner in range(3)] == [10] * 3
+    owners = [[int(each.features) // 100 for each in batch] for batch in model.batches]
+    assert [[batch.count(o) for o in range(3)] for batch in owners] == [
+        [30, 0, 0],
+        [0, 30, 0],
+        [0, 0, 30],
+        [15, 15, 0],
+        [0, 0, 15],
+    ]
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])

@@ -27,7 +27,7 @@ class Ones:
     batch = 2_048
 
     def __init__(self, name: str) -> None:
-        self.identity = ModelIdentity(name, None, {}, None, False, 2, "float32")
+        self.identity = ModelIdentity(model=name, revision=None, normalise=False, dim=2)
         self.nbytes = int(name.rpartition("-")[2])
         self.itself = self  # a reference cycle, as in modules
         self.gate = threading.Event()
