@@ -207,18 +207,18 @@ def _check(services: Services, context: RequestContext, encoder: tables.EncoderR
 
     A few are embedded once more, each alone, to measure the noise.
     """
+    spec, count = spec_of(encoder), CHECKED_INPUTS - REPEATED_INPUTS
+    registered = (encoder.identity or {}).get("revision")
+    if encoder.kind == EncoderKind.openai:
+        services.encoders.forget(spec)
+        count -= 1  # loading it embeds one text
     # A model in memory may still be that of the old files.
-    now, before = services.encoders.hash_folder(spec_of(encoder)), encoder.identity
-    if now is not None and before is not None and before["revision"] != now:
+    elif services.encoders.hash_folder(spec) not in (None, registered):
         raise EncoderChanged(
             f"The files of the model of encoder {encoder.name!r} have changed since it was "
             "registered. A process that loads them refuses its inputs.",
             field="encoder",
         )
-    count = CHECKED_INPUTS - REPEATED_INPUTS
-    if encoder.kind == EncoderKind.openai:
-        services.encoders.forget(spec_of(encoder))
-        count -= 1  # loading it embeds one text
     load_model(services, encoder)
     sample = _find_sample(services, encoder, count)
     if sample is None:

@@ -80,7 +80,7 @@ def list_models(services: Svc, project: Reads) -> ModelList:
     `encoder->target@anchor-set` is a model too, for each set with vectors of both.
     """
     with services.db.transaction() as session:
-        rows = [
+        rows: list[tables.EncoderRow | tables.AliasRow] = [
             *resources.encoders_but(session, project, EncoderKind.external),
             *resources.page(session, tables.AliasRow, project, after="", limit=MAX_ALIASES_LISTED),
         ]

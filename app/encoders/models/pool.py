@@ -112,11 +112,9 @@ class EncoderPool:
 
     def hash_folder(self, spec: EncoderSpec) -> str | None:
         """Return the digest of the model's files in the operator's folder now; None without."""
-        folder = model_files.resolve_inside(self._sources.folder, spec.model)
-        if spec.kind == EncoderKind.openai or folder is None or not folder.is_dir():
-            return None
+        folder = model_files.find_folder(self._sources.folder, spec.model)
         try:
-            return model_files.hash_files(model_files.list_files(folder), folder)
+            return None if folder is None else model_files.hash_folder(folder)
         except OSError:  # loading the model says why
             return None
 
@@ -134,8 +132,7 @@ class EncoderPool:
 
     def check_device(self, error: BaseException) -> None:
         """Remember that the device is broken if this error shows it."""
-        if is_device_failure(error):
-            self._compute.broken = True
+        self._compute.broken |= is_device_failure(error)
 
     def submit(
         self, model: EncoderModel, items: Sequence[Item], owner: str, *, is_limited: bool = True

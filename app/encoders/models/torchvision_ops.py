@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,26 +32,19 @@ def make_importable() -> None:
     """
     global _declared
     with _lock:
-        if _declared is not None or find_spec("torchvision") is None or _try_import():
+        if _declared is not None or find_spec("torchvision") is None:
             return
-        _declared = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+        with suppress(Exception):  # it may fail for other reasons, which its users will meet too
+            importlib.import_module("torchvision")
+            return
+        for module in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[module]
+        _declared = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name in _OPERATORS:
             _declared.define(name + _SCHEMA)  # type: ignore[no-untyped-call]
-        _try_import()
 
 
 def import_timm(module: str = "timm") -> Any:
     """Return a module of timm or torchvision."""
     make_importable()
     return importlib.import_module(module)
-
-
-def _try_import() -> bool:
-    """Return False if the import of torchvision fails because its operators are missing."""
-    try:
-        importlib.import_module("torchvision")
-    except Exception as error:  # the import may also fail for reasons that this module cannot mend
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        return "torchvision::" not in str(error)
-    return True

@@ -6,26 +6,27 @@ A checkpoint is a folder with config.json and model.safetensors, in the layout o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from app.encoders.models.base import (
     ENCODER_DTYPES,
+    EncoderModel,
     EncoderSpec,
     Input,
     Item,
     ModelIdentity,
     ModelSources,
 )
+from app.encoders.models.images import ImagePreparer
 from app.encoders.models.model_files import find_model
 from app.encoders.models.options import ImageOptions, choose_dim
-from app.encoders.models.preprocessing import ImagePreparer
 from app.encoders.models.torchvision_ops import import_timm
 from app.errors import EncoderFailed, EncoderUnavailable
 from app.types import InputRole, Modality
@@ -44,33 +45,27 @@ FORBIDDEN_ARGUMENTS = frozenset(
 )
 
 
-class VisionEncoder:
+class _Config(BaseModel):
+    """The parts of a folder's config.json that are checked; timm reads the others."""
+
+    architecture: str
+    model_args: dict[str, Any] = {}
+
+
+class VisionEncoder(EncoderModel):
     """A timm model without its classifier: its vectors are the classifier's inputs."""
 
     modality = Modality.image
-    endpoint: str | None = None
     batch = 256
 
     def __init__(
-        self,
-        model: nn.Module,
-        preparer: ImagePreparer,
-        identity: ModelIdentity,
-        *,
-        device: str,
+        self, model: nn.Module, preparer: ImagePreparer, identity: ModelIdentity, *, device: str
     ) -> None:
         self.identity = identity
         self.preparer = preparer
-        self.nbytes = sum(
-            tensor.numel() * tensor.element_size()
-            for tensor in (*model.parameters(), *model.buffers())
-        )
+        self.nbytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
         self._model: Callable[[Tensor], Tensor] = model
         self._device, self._dtype = device, ENCODER_DTYPES[identity.dtype or "float32"]
-
-    @property
-    def dim(self) -> int:
-        return self.identity.dim
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
         """Decode and preprocess images. Raises InvalidInput for texts, InvalidImage and
@@ -118,7 +113,6 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> VisionEncoder
     identity = ModelIdentity(
         model=spec.model,
         revision=revision,
-        prompts={},
         pooling=_pooling(model),
         normalise=bool(options.normalise),
         dim=choose_dim(options, full),
@@ -140,15 +134,13 @@ def _load_folder(folder: Path) -> Any:
                 f"The model has no {name}, and the service reads no pickled weights (.bin, .pth). "
                 "Ask the operator to add or convert it."
             )
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    arguments = config.get("model_args", {}) if isinstance(config, dict) else None
-    if not isinstance(arguments, dict):
-        raise _unavailable("The model's config.json and its `model_args` must be JSON objects.")
-    name = config.get("architecture")
-    if not isinstance(name, str) or not import_timm().is_model(name):
-        raise _unavailable(f"timm has no model named {name!r}.")
+    config = _Config.model_validate_json((folder / "config.json").read_bytes())
+    if not import_timm().is_model(config.architecture):
+        raise _unavailable(f"timm has no model named {config.architecture!r}.")
     if forbidden := sorted(
-        key for key in arguments if key in FORBIDDEN_ARGUMENTS or key.startswith("pretrained")
+        key
+        for key in config.model_args
+        if key in FORBIDDEN_ARGUMENTS or key.startswith("pretrained")
     ):
         raise _unavailable(
             f"`model_args` of the model's config.json may not contain {', '.join(forbidden)}. Ask "

@@ -9,8 +9,8 @@ from io import BytesIO
 import pytest
 import torch
 
-from app.encoders.models import images, preprocessing
-from app.encoders.models.preprocessing import ImagePreparer
+from app.encoders.models import images
+from app.encoders.models.images import ImagePreparer
 from app.encoders.models.torchvision_ops import make_importable
 from app.errors import EncoderUnavailable, ImageTooLarge, InvalidImage
 
@@ -67,8 +67,8 @@ def test_a_draft_changes_only_jpeg_files_that_have_pixels_to_spare(folder, monke
 
 
 def test_items_have_the_order_of_the_inputs_and_large_images_delay_no_small_ones(monkeypatch):
-    monkeypatch.setattr(preprocessing, "SMALL_IMAGE_PIXELS", 5_000)
-    monkeypatch.setattr(preprocessing, "_large", threading.Semaphore(0))
+    monkeypatch.setattr(images, "SMALL_IMAGE_PIXELS", 5_000)
+    monkeypatch.setattr(images, "_large", threading.Semaphore(0))
     preparer = ImagePreparer(CONFIG, draft=False)
     small = [picture(20, 20 + place, place) for place in range(30)]
     # The second has few pixels, and many once it is resized.
@@ -77,7 +77,7 @@ def test_items_have_the_order_of_the_inputs_and_large_images_delay_no_small_ones
         waiting = [clients.submit(preparer.prepare, [*large, small[9]]) for _ in range(5)]
         items = clients.submit(preparer.prepare, small).result(timeout=SOON_S)
         assert not any(each.done() for each in waiting)
-        preprocessing._large.release()
+        images._large.release()
         for each in waiting:
             assert torch.equal(each.result(timeout=SOON_S)[2].features, items[9].features)
     alone = [preparer.prepare([file])[0].features for file in small]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from app.encoders.models.base import EncoderSpec, ModelSources
-from app.encoders.models.model_files import find_model, hash_files
+from app.encoders.models.model_files import find_model, hash_folder
 from app.encoders.models.pool import EncoderPool
 from app.encoders.models.torchvision_ops import make_importable
 from app.errors import (
@@ -155,7 +155,7 @@ def test_a_folder_has_priority_over_the_hub(cached, folder):
     (own / "config.json").write_text("{}")
     assert find_model(EncoderSpec("timm", "timm/tiny"), shelf) == (
         own.resolve(),
-        hash_files([own / "config.json"], own),
+        hash_folder(own),
     )
 
 

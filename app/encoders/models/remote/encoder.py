@@ -1,13 +1,19 @@
-"""An encoder whose model runs behind an endpoint, and the function that loads it."""
+"""An encoder whose model runs behind an endpoint: its options, loading, and answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
+import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from app.encoders.models.base import (
+    EncoderModel,
     EncoderSpec,
     Input,
     Item,
@@ -17,14 +23,30 @@ from app.encoders.models.base import (
     require_texts,
 )
 from app.encoders.models.options import RemoteOptions
-from app.encoders.models.remote.answers import ENDPOINT_MAX_DIM, read_answer
 from app.encoders.models.remote.endpoint import Endpoint
-from app.encoders.models.remote.options import read_remote_options
-from app.errors import EncoderChanged, EncoderFailed, EncoderUnavailable, InvalidInput
-from app.types import InputRole, Modality
+from app.errors import (
+    EncoderChanged,
+    EncoderFailed,
+    EncoderUnavailable,
+    InvalidInput,
+    InvalidOption,
+)
+from app.types import InputRole
 
 #: largest difference from 1 of a norm that counts as unit length
 UNIT_TOLERANCE = 1e-3
+
+#: largest dimension of an endpoint's vectors
+ENDPOINT_MAX_DIM = 8_192
+#: largest number of characters in a model's name
+MAX_LABEL = 200
+
+_URL = re.compile(
+    r"(https?)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
+    r"((?:/[\w.~!$&'()*+,;=:@%-]*)*)",
+    re.A | re.I,
+)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder:
@@ -52,10 +74,8 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder
         model=f"{spec.model} at {options.url}",
         revision=name or spec.revision,
         prompts={str(role): prompt for role, prompt in (options.prompts or {}).items()},
-        pooling=None,
         normalise=bool(options.normalise) or is_unit,
         dim=dim,
-        dtype=None,
     )
     return RemoteEncoder(identity, endpoint, options, name)
 
@@ -73,25 +93,18 @@ def _probe(endpoint: Endpoint) -> tuple[Tensor, str | None]:
         return ask()
 
 
-class RemoteEncoder:
+class RemoteEncoder(EncoderModel):
     """A model behind an endpoint."""
-
-    modality = Modality.text
-    nbytes = 0
 
     def __init__(
         self, identity: ModelIdentity, endpoint: Endpoint, options: RemoteOptions, name: str | None
     ) -> None:
         self.identity = identity
-        self.endpoint: str | None = options.url
+        self.endpoint = options.url
         self.batch = options.batch
         self._endpoint = endpoint
         self._normalise = bool(options.normalise)
         self._name = name
-
-    @property
-    def dim(self) -> int:
-        return self.identity.dim
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
         """Return the texts with their role's prompt, and an estimate of their tokens."""
@@ -115,3 +128,107 @@ class RemoteEncoder:
                 field="encoder",
             )
         return torch.nn.functional.normalize(vectors) if self._normalise else vectors
+
+
+class _Embedding(BaseModel):
+    """The vector of the input `index`: numbers, or little-endian float32 in base64."""
+
+    model_config = ConfigDict(strict=True)
+
+    index: int
+    embedding: str | Annotated[list[float], Field(fail_fast=True)]
+
+    def read(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the vector. Raises ValueError for what is no base64 of float32."""
+        if isinstance(self.embedding, str):
+            packed = base64.b64decode(self.embedding, validate=True)
+            return np.frombuffer(packed, "<f4").astype(np.float32)
+        with np.errstate(over="ignore"):
+            return np.array(self.embedding, np.float64).astype(np.float32)
+
+
+class _Answer(BaseModel):
+    """Validation stops at the first wrong entry: a hostile answer may have millions."""
+
+    data: Annotated[list[_Embedding], Field(fail_fast=True)]
+    model: Any = None
+
+
+def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None]:
+    """Return the vectors (count, d), float32, in the order of the inputs, and the model's name;
+    None for a name that may not be stored and shown.
+
+    Raises EncoderFailed unless there are `count` finite vectors of one length.
+    """
+    try:
+        answer = _Answer.model_validate_json(body)
+        rows = {each.index: each.read() for each in answer.data}
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"][:3])) or "the body"
+        raise EncoderFailed(
+            "The endpoint's answer is no list of embeddings in OpenAI's format "
+            f"(`{place}`: {first['type']})."
+        ) from None
+    except ValueError:
+        raise EncoderFailed(
+            "An embedding of the endpoint is not valid base64 of float32 numbers."
+        ) from None
+    if len(answer.data) != count or set(rows) != set(range(count)):
+        raise EncoderFailed(
+            f"The endpoint returned {len(answer.data)} embeddings for {count} inputs, or did not "
+            "number them from 0."
+        )
+    if not 1 <= len(rows[0]) <= ENDPOINT_MAX_DIM or len({len(row) for row in rows.values()}) > 1:
+        raise EncoderFailed(
+            "The endpoint's embeddings must all have one length "
+            f"from 1 to {ENDPOINT_MAX_DIM} numbers."
+        )
+    matrix = np.stack([rows[place] for place in range(count)])
+    if not np.isfinite(matrix).all():
+        raise EncoderFailed(
+            "The endpoint's embeddings contain NaN, infinity or a value beyond float32."
+        )
+    name = answer.model
+    is_usable = isinstance(name, str) and 0 < len(name) <= MAX_LABEL and name.isprintable()
+    return torch.from_numpy(matrix), name if is_usable else None
+
+
+def normal_url(url: str) -> str:
+    """Return scheme://host[:port]/path: lower-case up to the path, without a default port or a
+    trailing slash.
+
+    Raises ValueError for another scheme, user information, a query, a fragment or white space.
+    """
+    match = _URL.fullmatch(url)
+    if match is None:
+        raise ValueError(
+            "must have the form http(s)://host[:port]/path, without user, query and fragment"
+        )
+    scheme, host, port, path = match[1].lower(), match[2].lower(), match[3], match[4].rstrip("/")
+    if port is not None and not 1 <= int(port) <= 65_535:
+        raise ValueError("must have a port from 1 to 65535")
+    suffix = "" if port is None or int(port) == _DEFAULT_PORTS[scheme] else f":{int(port)}"
+    return f"{scheme}://{host}{suffix}{path}"
+
+
+def read_remote_options(
+    options: Mapping[str, Any], sources: ModelSources
+) -> tuple[RemoteOptions, str | None]:
+    """Return the options with the URL in the operator's form, and the variable of its key.
+
+    Raises InvalidOption for an invalid URL, and EncoderUnavailable for one that is not allowed.
+    """
+    checked = RemoteOptions.model_validate(dict(options))
+    try:
+        url = normal_url(checked.url)
+    except ValueError as error:
+        raise InvalidOption(f"The endpoint's base URL {error}.", field="options.url") from None
+    key_variables = {normal_url(allowed): key_env for allowed, key_env in sources.remote.items()}
+    if url not in key_variables:
+        raise EncoderUnavailable(
+            "This server may not call that URL. "
+            "Ask the operator to add it to ANCHORAGE_REMOTE_URLS, or use a URL listed there.",
+            field="options.url",
+        )
+    return checked.model_copy(update={"url": url}), key_variables[url]

@@ -1,5 +1,9 @@
 """A client of one endpoint of OpenAI's API for embeddings.
 
+The operator names the base URLs, and the service calls no other address: requests go through
+httpcore2, the connection pool beneath httpx2, which follows no redirect, reads no proxy from the
+environment, and stores no cookie. The endpoint's own text only reaches the log.
+
 Requests run in one event loop for all endpoints, because there a deadline and the end of a
 request whose client has left hold for every step: connection, headers and body.
 """

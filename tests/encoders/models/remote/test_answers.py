@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from app.encoders.models.remote.answers import read_answer
+from app.encoders.models.remote.encoder import read_answer
 from app.errors import EncoderFailed
 from tests.encoders.models.remote.endpoints import DIM, VECTOR, correct_body
 

@@ -6,7 +6,7 @@ import pytest
 
 from app.encoders.models.base import EncoderSpec
 from app.encoders.models.remote.encoder import load as load_encoder
-from app.encoders.models.remote.options import normal_url, read_remote_options
+from app.encoders.models.remote.encoder import normal_url, read_remote_options
 from app.errors import EncoderUnavailable, InvalidOption
 from tests.encoders.models.remote.endpoints import DIM, allow_url
 
