@@ -244,7 +244,7 @@ class AsyncModels:
         self._transport = transport
 
     async def list(self) -> builtins.list[Json]:
-        """Return all models."""
+        """Return the encoders that the service runs, and the aliases."""
         return members_of(await self._transport.get("/v1/models"), "data")
 
     async def get(self, id: str) -> Json:

@@ -242,7 +242,7 @@ class Models:
         self._transport = transport
 
     def list(self) -> builtins.list[Json]:
-        """Return all models."""
+        """Return the encoders that the service runs, and the aliases."""
         return members_of(self._transport.get("/v1/models"), "data")
 
     def get(self, id: str) -> Json:
