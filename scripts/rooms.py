@@ -59,10 +59,10 @@ ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.item
 #: rooms that are above their budgets, with the most lines that they may have until they are smaller
 OVER = {
     "app": 1_750,
-    "app/encoders": 3_415,
+    "app/encoders": 3_098,
     "app/heads": 980,
     "app/maths": 6_898,
-    "app/openai": 634,
+    "app/openai": 583,
     "app/stores": 7_321,
 }
 
