@@ -21,6 +21,11 @@ class Other(Body):
     colour: str = ""
 
 
+class Switch(Body):
+    name: Name
+    flag: bool
+
+
 class Outer(Body):
     name: Name = "a"
     inner: Inner = Field(default_factory=Inner)
@@ -29,27 +34,19 @@ class Outer(Body):
     flag: bool = False
 
 
-def sentences(fields: object, place: Literal["body", "query string"] = "body") -> list[str]:
+def sentences(fields: object) -> list[str]:
     with pytest.raises(ValidationError) as caught:
         Outer.model_validate(fields)
-    return [sentence(item) for item in located(caught.value, Outer, place=place).errors()]
+    return [sentence(item) for item in located(caught.value, Outer, place="body").errors()]
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
         (
-            {"nmae": "x"},
-            "`nmae` is not a field of this request. Did you mean `name`? The fields here are "
-            "`name`, `inner`, `either`, `inners`, `flag`.",
-        ),
-        (
-            {"inner": {"x": 1}},
-            "`inner.x` is not a field of this request. The fields here are `kind`, `size`.",
-        ),
-        (
-            {"inners": [{"x": 1}]},
-            "`inners.0.x` is not a field of this request. The fields here are `kind`, `size`.",
+            {"inners": [{"kin": 1}]},
+            "`inners.0.kin` is not a field of this request. Did you mean `kind`? The fields here "
+            "are `kind`, `size`.",
         ),
         (
             {"either": {"kind": "other", "x": 1}},
@@ -57,7 +54,6 @@ def sentences(fields: object, place: Literal["body", "query string"] = "body") -
             "`colour`.",
         ),
         ({"inner": {"size": 0}}, "`inner.size` must be at least 1."),
-        ({"inner": {"size": 1.5}}, "`inner.size` must be a whole number, not a decimal number."),
         ({"inner": {"size": True}}, "`inner.size` must be a whole number, not a boolean."),
         ({"either": {}}, "`either` must have the field `kind`."),
         ({"either": {"kind": "third"}}, "`either` must have a `kind` of 'inner', 'other'."),
@@ -79,28 +75,13 @@ def test_a_field_with_too_long_a_name_is_refused_without_repeating_it():
     [text] = sentences({"inner": {"x" * 201: 1}})
     assert "200 characters" in text
     assert "xxx" not in text
-    [text] = sentences({"inner": {"x" * 200: 1}})
-    assert "is not a field of this request" in text
 
 
-def test_a_missing_field_names_the_place_that_the_route_reads():
+@pytest.mark.parametrize("place", ["body", "query string"])
+def test_an_error_knows_what_the_route_reads(place):
+    """In a query string, every value is a string."""
     with pytest.raises(ValidationError) as caught:
-        Other.model_validate({})
-    for place in ("body", "query string"):
-        [item] = located(caught.value, Other, place=place).errors()
-        assert sentence(item) == f"`kind` is missing. Add it to the {place}."
-
-
-def test_in_a_query_string_no_value_is_called_a_string():
-    assert sentences({"flag": "maybe"}, "query string") == ["`flag` must be true or false."]
-
-
-def test_a_wrong_content_type_names_those_that_the_route_reads(client, refused):
-    for path, read in (
-        ("/encoders", ["application/json"]),
-        ("/translate", ["application/json", "application/x-npy"]),
-    ):
-        answer = client.post(path, content=b"x", headers={"content-type": "text/csv"})
-        problem = refused(answer, 415, "unsupported-media-type", detail="text/csv")
-        assert all(media in problem["detail"] for media in read)
-        assert ("npy" in problem["detail"]) == (path == "/translate")
+        Switch.model_validate({"flag": "maybe"})
+    missing, wrong = located(caught.value, Switch, place=place).errors()
+    assert sentence(missing) == f"`name` is missing. Add it to the {place}."
+    assert ("not a string" in sentence(wrong)) == (place == "body")

@@ -24,45 +24,35 @@ class Project:
     def call(self, verb, path, body=None, **headers):
         return self.client.request(verb, path, json=body, headers={**self.headers, **headers})
 
-    def make(self, **headers):
-        """Make everything; the ids join the names."""
+    def post(self, path, **body):
+        answer = self.call("POST", path, body)
+        assert answer.status_code in (201, 202), answer.text
+        return answer.json()
+
+    def make_set(self):
         name = self.names
         for kind, rows in SHAPES.items():
-            assert (
-                self.call(
-                    "POST", "/encoders", {"name": name[kind], "dim": len(rows[0])}
-                ).status_code
-                == 201
-            )
-        body = {
-            "name": name["set"],
-            "embeddings": {name[kind]: rows for kind, rows in SHAPES.items()},
-        }
-        assert self.call("POST", "/anchor-sets", body, **headers).status_code == 201
-        body = {
-            "name": name["head"],
-            "encoder": name["second"],
-            "classes": [name["label"], "no"],
-            "weight": [[1, 0], [0, 1]],
-        }
-        assert self.call("POST", "/heads", body).status_code == 201
+            self.post("/encoders", name=name[kind], dim=len(rows[0]))
+        embeddings = {name[kind]: rows for kind, rows in SHAPES.items()}
+        self.post("/anchor-sets", name=name["set"], embeddings=embeddings)
+
+    def make_all(self):
+        """Make everything; the ids join the names."""
+        name = self.names
+        self.make_set()
+        head = {"classes": [name["label"], "no"], "weight": [[1, 0], [0, 1]]}
+        self.post("/heads", name=name["head"], encoder=name["second"], **head)
         pool = {"encoder": name["first"], "vectors": SHAPES["first"]}
         assert self.call("PUT", f"/pools/{name['pool']}", pool).status_code == 201
-        pair = {"source": name["first"], "target": name["second"], "anchor_set": name["set"]}
-        name["translator"] = self.call("POST", "/translators", pair).json()["id"]
+        pair = {"source": name["first"], "target": name["second"]}
+        name["translator"] = self.post("/translators", **pair, anchor_set=name["set"])["id"]
         pools = {
             "source_pool": RNG.normal(size=(100, 3)).tolist(),
             "target_pool": RNG.normal(size=(100, 2)).tolist(),
             "seeds": [[0, 0], [1, 1]],
             "size": 2,
         }
-        body = {
-            "name": name["job"],
-            "source": name["first"],
-            "target": name["second"],
-            **pools,
-        }
-        name["id"] = self.call("POST", "/bootstrap", body).json()["id"]
+        name["id"] = self.post("/bootstrap", name=name["job"], **pair, **pools)["id"]
         name["key"] = self.key.split("_")[1]
 
 
@@ -78,7 +68,7 @@ SUGGESTION = re.compile(r" Did you mean '[^']*'\?")
 
 
 @pytest.fixture
-def two(locked, new_key, bearing, finished):
+def two(locked, new_key, bearing):
     """Projects a, which has everything, and b, which has two encoders and a set between them."""
     a, b = (
         Project(locked, key, bearing(key), prefix)
@@ -87,17 +77,8 @@ def two(locked, new_key, bearing, finished):
             ("yours", new_key(locked, project="b")),
         )
     )
-    a.make()
-    for kind, rows in SHAPES.items():
-        assert (
-            b.call("POST", "/encoders", {"name": f"yours-{kind}", "dim": len(rows[0])}).status_code
-            == 201
-        )
-    body = {
-        "name": "yours-set",
-        "embeddings": {f"yours-{kind}": rows for kind, rows in SHAPES.items()},
-    }
-    assert b.call("POST", "/anchor-sets", body).status_code == 201
+    a.make_all()
+    b.make_set()
     return a, b
 
 
@@ -175,12 +156,8 @@ def test_what_another_project_has_is_what_nobody_has(two):
         assert answers[0] == answers[1], theirs
         assert answers[0][0] == 404, theirs
     assert len(calls) > 30
-    for path in (
-        f"/encoders/{a.names['first']}",
-        f"/heads/{a.names['head']}",
-        f"/anchor-sets/{a.names['set']}",
-    ):
-        assert a.call("GET", path).status_code == 200
+    for kind, name in (("encoders", "first"), ("heads", "head"), ("anchor-sets", "set")):
+        assert a.call("GET", f"/{kind}/{a.names[name]}").status_code == 200
     assert a.call("GET", f"/jobs/{a.names['id']}").json()["cancel_requested"] is False
 
 
@@ -204,44 +181,7 @@ def test_lists_show_what_the_project_has_itself(two):
 def test_metrics_hold_no_name_that_a_client_gave(two):
     a, b = two
     names = [*a.names.values(), "yours-first", "yours-set"]
-    a.call(
-        "POST",
-        "/translate",
-        {"source": a.names["first"], "target": a.names["second"], "anchor_set": a.names["set"]},
-    )
     a.call("GET", "/mine-nothing", **{"X-Request-ID": "mine-request"})
     a.call("GET", "/encoders/mine-nothing?after=mine-query")
     text = b.call("GET", "/metrics").text
     assert [name for name in [*names, "mine-", "yours-"] if name in text] == []
-
-
-def test_projects_may_be_called_like_what_is_remembered(serve, models, new_key, bearing):
-    """Two of the keys under which rows are remembered were once the same for different projects."""
-    client = serve(auth="keys", models_dir=models)
-    owners = ("encoders", "encoder", "anchor_sets", "heads")
-    headers = {owner: bearing(new_key(client, project=owner)) for owner in owners}
-    body = {"name": "x", "kind": "sentence-transformers", "model": "toy"}
-    assert client.post("/encoders", json=body, headers=headers["encoders"]).status_code == 201
-    for owner in owners[1:]:
-        assert (
-            client.post(
-                "/encoders", json={"name": "x", "dim": 3}, headers=headers[owner]
-            ).status_code
-            == 201
-        )
-        head = {
-            "name": "encoder",
-            "encoder": "x",
-            "classes": [owner, "no"],
-            "weight": [[9, 0, 0], [0, 9, 0]],
-        }
-        assert client.post("/heads", json=head, headers=headers[owner]).status_code == 201
-    for _ in range(2):
-        answer = client.post(
-            "/v1/embeddings", json={"model": "x", "input": "cash"}, headers=headers["encoders"]
-        )
-        assert len(answer.json()["data"][0]["embedding"]) == 24
-        for owner in owners[1:]:
-            body = {"encoder": "x", "head": "encoder", "vectors": [[1, 0, 0]]}
-            answer = client.post("/stitch", json=body, headers=headers[owner])
-            assert (answer.status_code, answer.json()["labels"]) == (200, [owner])
