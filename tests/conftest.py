@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -125,15 +126,22 @@ def postgres_server() -> str:
     return url
 
 
+@contextmanager
+def empty_database(server: str) -> Iterator[str]:
+    """An empty PostgreSQL database; yields its URL."""
+    name = f"anchorage_test_{uuid4().hex}"
+    with psycopg.connect(server.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
+        yield server.rpartition("/")[0] + "/" + name
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
 @pytest.fixture
 def postgres_url(postgres_server: str) -> Iterator[str]:
     """An empty PostgreSQL database of this test's own."""
-    name = f"anchorage_test_{uuid4().hex}"
-    with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
-        yield postgres_server.rpartition("/")[0] + "/" + name
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    with empty_database(postgres_server) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -148,15 +156,11 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def migrated_postgres(postgres_server: str) -> Iterator[str]:
     """A migrated database for all tests: migrating one takes longer than most of them."""
-    name = f"anchorage_test_{uuid4().hex}"
-    with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
-        db = Database(postgres_server.rpartition("/")[0] + "/" + name)
+    with empty_database(postgres_server) as url:
+        db = Database(url)
         db.upgrade()
         db.close()
-        yield postgres_server.rpartition("/")[0] + "/" + name
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -221,14 +225,9 @@ def embeddings() -> dict[str, np.ndarray]:
 def stocked(client: TestClient, embeddings: dict[str, np.ndarray]) -> TestClient:
     """A service with encoders `first` and `second`, and their 40 items as anchor set `items`."""
     for name, vectors in embeddings.items():
-        answer = client.post(
-            "/encoders", json={"name": name, "kind": "external", "dim": vectors.shape[1]}
-        )
+        answer = client.post("/encoders", json={"name": name, "dim": vectors.shape[1]})
         assert answer.status_code == 201, answer.text
-    body = {
-        "name": "items",
-        "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()},
-    }
-    answer = client.post("/anchor-sets", json=body)
+    lists = {name: vectors.tolist() for name, vectors in embeddings.items()}
+    answer = client.post("/anchor-sets", json={"name": "items", "embeddings": lists})
     assert answer.status_code == 201, answer.text
     return client

@@ -18,21 +18,12 @@ def test_an_error_without_a_field_gets_one_and_its_rows_count_from_the_request()
 
 
 @pytest.mark.parametrize(("always", "field"), [(False, "native"), (True, "vectors")])
-def test_an_error_keeps_its_own_field_unless_it_is_always_replaced(
+def test_an_error_keeps_its_own_field_unless_it_is_always_replaced_and_its_rows_count_on(
     always: bool, field: str
-) -> None:
-    with pytest.raises(NonFinite) as caught, blaming("vectors", always=always):
-        fail(field="native")
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize("always", [False, True])
-def test_the_rows_of_an_error_with_a_field_of_its_own_count_from_the_request_too(
-    always: bool,
 ) -> None:
     with pytest.raises(NonFinite) as caught, blaming("vectors", rows_from=100, always=always):
         fail(field="native", rows=[0, 3])
-    assert caught.value.rows == [100, 103]
+    assert (caught.value.field, caught.value.rows) == (field, [100, 103])
 
 
 def test_other_exceptions_pass_unchanged() -> None:

@@ -29,7 +29,6 @@ def caused(error: BaseException) -> EncoderFailed:
         RuntimeError(ILLEGAL),
         RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
-        RuntimeError("HIP error: the operation cannot be performed in the present state"),
         caused(torch.AcceleratorError(ILLEGAL)),
     ],
     ids=str,

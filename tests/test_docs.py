@@ -117,10 +117,18 @@ def test_the_drawings_name_what_exists(drawing: str) -> None:
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("name", ["mathematics", "architecture"])
-def test_the_explanations_name_what_exists(name: str) -> None:
-    text = (ROOT / "docs" / "explanation" / f"{name}.md").read_text()
-    paths = re.findall(r"`([a-z_]+/[a-z_/.]+)`", text)
+@pytest.mark.parametrize(
+    "page", ["docs/explanation/mathematics.md", "docs/explanation/architecture.md"]
+)
+def test_the_explanations_name_what_exists(page: str) -> None:
+    paths = re.findall(r"`([a-z_]+/[a-z_/.]+)`", (ROOT / page).read_text())
     roots = (ROOT, ROOT / "app" / "maths")
     assert len(paths) > 3
     assert [path for path in paths if not any((root / path).exists() for root in roots)] == []
+
+
+def test_every_path_in_the_guide_for_contributors_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = re.findall(r"(?<![\w/])(?:app|docs|scripts|tests|workers)/[\w./-]*\w", text)
+    assert len(paths) > 40
+    assert [path for path in paths if "KIND" not in path and not (ROOT / path).exists()] == []

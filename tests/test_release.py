@@ -22,18 +22,12 @@ CLIENT = tomllib.loads((ROOT / "clients/python/pyproject.toml").read_text())["pr
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
-def test_this_version_has_release_notes():
+def test_a_version_has_notes_in_a_dated_section_and_is_else_not_released():
     notes = RELEASE["release_notes"]((ROOT / "CHANGELOG.md").read_text(), __version__)
     assert "### " in notes
     assert "\n## " not in notes
-
-
-def test_a_version_without_a_dated_section_is_not_released():
     with pytest.raises(RELEASE["ReleaseError"], match=r"## \[9\.9\.9\]"):
         RELEASE["release_notes"]("# Changelog\n\n## [9.9.9]\n\n## [9.9] - 2026-01-01\n", "9.9.9")
-
-
-def test_a_tag_of_another_version_is_not_released():
     with pytest.raises(SystemExit, match="the tag is v9"):
         RELEASE["main"](["--tag", "v9"])
 
@@ -64,21 +58,16 @@ def test_every_extra_is_named_with_the_distribution():
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_may_write_only_in_the_jobs_that_publish(path):
+def test_a_workflow_may_write_only_in_the_jobs_that_publish_and_its_verbs_exist(path):
     workflow = yaml.safe_load(path.read_text())
     assert workflow["permissions"] in ({}, {"contents": "read"})
     for name, job in workflow["jobs"].items():
         assert job["timeout-minutes"] > 0
         writes = {scope for scope, right in job.get("permissions", {}).items() if right == "write"}
         assert not writes or path.stem == "release", name
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_every_verb_that_a_workflow_runs_exists(path):
     verbs = re.findall(r"\bmake ([a-z-]+)", path.read_text())
-    assert all(
-        re.search(rf"^{verb}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for verb in verbs
-    )
+    made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(verbs) <= set(made)
 
 
 @pytest.mark.parametrize("has_init", [True, False])

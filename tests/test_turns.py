@@ -1,14 +1,15 @@
-"""Turns at what is scarce: who gets the next one, and who is refused."""
+"""Turns at what is scarce, who is refused one, and calls of which one is made for all."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 
-from app.errors import Overloaded, TooMuchAtOnce
-from app.turns import Turns
+from app.errors import DatabaseUnavailable, Overloaded, TooMuchAtOnce
+from app.turns import SingleFlight, Turns
 from tests.waiting import until
 
 
@@ -72,6 +73,11 @@ def test_the_next_turn_is_for_the_project_that_was_served_longest_ago():
     assert order == list("bcabaa")
 
 
+def hold_once(turns: Turns, project: str) -> None:
+    with turns.take(project, 30):
+        pass
+
+
 def waiting(turns: Turns) -> int:
     return sum(len(share.waiting) for share in turns._shares.values())
 
@@ -80,17 +86,12 @@ def test_a_project_may_not_fill_the_places_to_wait_and_a_first_caller_always_wai
     turns = Turns("tests", 1, waiting=4)
     with ThreadPoolExecutor(9) as pool, ExitStack() as first:
         first.enter_context(turns.take("a"))
-        waits = [pool.submit(holding_once, turns, project) for project in "aabcd"]
+        waits = [pool.submit(hold_once, turns, project) for project in "aabcd"]
         until(lambda: waiting(turns) == 5)
         with pytest.raises(TooMuchAtOnce):
             turns.take("a", 30).__enter__()
         first.close()
         assert [wait.result() for wait in waits] == [None] * 5
-
-
-def holding_once(turns: Turns, project: str) -> None:
-    with turns.take(project, 30):
-        pass
 
 
 def test_who_waits_too_long_is_refused_and_its_place_is_free():
@@ -101,3 +102,48 @@ def test_who_waits_too_long_is_refused_and_its_place_is_free():
         with pytest.raises(TooMuchAtOnce):
             turns.take("a", 0.01).__enter__()
         assert waiting(turns) == 0
+
+
+# --- one call for all ---------------------------------------------------------------------------
+
+
+def waiters(flight: SingleFlight, key: str) -> int:
+    """The number of threads that wait for a call."""
+    return len(flight._running[key]._condition._waiters)
+
+
+def test_threads_that_wait_share_one_call_and_other_keys_wait_for_nobody():
+    flight, go, calls = SingleFlight(), threading.Event(), []
+
+    def slow() -> str:
+        calls.append(1)
+        assert go.wait(60)
+        return "made"
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(flight.run, "a", slow) for _ in range(8)]
+        until(lambda: calls and waiters(flight, "a") == 7)
+        assert flight.run("b", lambda: "other") == "other"
+        go.set()
+        assert [each.result() for each in found] == ["made"] * 8
+    assert calls == [1]
+    assert flight.run("a", lambda: "anew") == "anew"
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"), [(ZeroDivisionError(), 3), (DatabaseUnavailable("x"), 1)]
+)
+def test_who_waited_for_an_error_tries_alone_unless_it_is_an_error_for_all(error, calls):
+    flight, go, made = SingleFlight(), threading.Event(), []
+
+    def fail() -> None:
+        made.append(1)
+        assert go.wait(60)
+        raise error
+
+    with ThreadPoolExecutor(3) as pool:
+        failed = [pool.submit(flight.run, "a", fail) for _ in range(3)]
+        until(lambda: made and waiters(flight, "a") == 2)
+        go.set()
+        assert {type(each.exception()) for each in failed} == {type(error)}
+    assert len(made) == calls

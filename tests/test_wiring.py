@@ -9,12 +9,11 @@ from app.db.session import is_sqlite
 from app.encoders.incoming import reserve_answer
 from app.errors import TooManyVectors
 from app.settings import Settings
-from app.wiring import make_database, make_services
+from app.wiring import make_services
 
 
 def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_path):
-    settings = Settings(data_dir=tmp_path / "made" / "now")
-    services = make_services(settings)
+    services = make_services(Settings(data_dir=tmp_path / "made" / "now"))
     services.db.upgrade()
     services.db.close()
     assert (tmp_path / "made" / "now" / "anchorage.db").is_file()
@@ -23,31 +22,12 @@ def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_
 
 def test_nothing_is_connected_before_it_is_needed(tmp_path):
     """An API whose PostgreSQL and Redis are away starts, and reports it in /readyz."""
-    away = {
-        "database_url": "postgresql://nobody@127.0.0.1:1/nothing",
-        "redis_url": "redis://127.0.0.1:1/0",
-    }
-    settings = Settings(data_dir=tmp_path, **away)
+    away = "postgresql://nobody@127.0.0.1:1/nothing"
+    settings = Settings(data_dir=tmp_path, database_url=away, redis_url="redis://127.0.0.1:1/0")
     services = make_services(settings)
     assert not is_sqlite(services.db.url)
     assert services.cache.store is not None
     services.db.close()
-
-
-def test_a_named_database_comes_before_the_data_folder(tmp_path):
-    db = make_database(
-        Settings(data_dir=tmp_path, database_url=f"sqlite:///{tmp_path / 'other.db'}")
-    )
-    db.upgrade()
-    db.close()
-    assert (tmp_path / "other.db").is_file()
-    assert not (tmp_path / "anchorage.db").exists()
-
-
-def test_limits_and_leases_are_the_settings(tmp_path):
-    services = make_services(Settings(data_dir=tmp_path, max_vectors=7, max_pool=6, lease_s=3))
-    limits = services.limits
-    assert (limits.vectors, limits.pool, services.lease_s) == (7, 6, 3)
 
 
 @pytest.mark.parametrize(("vectors", "numbers"), [(7, 2**25), (16_384, 2**25), (70_000, 0)])

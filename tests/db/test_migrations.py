@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +20,7 @@ from sqlalchemy.exc import OperationalError
 
 from app.db import tables
 from app.db.session import Database, SchemaOutdated, alembic_config
+from tests.waiting import until
 
 #: the advisory lock that migrations/env.py takes
 LOCK = 4_126_077_329
@@ -74,13 +74,8 @@ def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_u
             "WHERE locktype = 'advisory' AND NOT granted AND objid = %s "
             "AND datname = current_database()"
         )
-        for _ in range(600):
-            found = gate.execute(waiting, (LOCK & 0xFFFFFFFF,))
-            if found.fetchone() == (2,):
-                break
-            time.sleep(0.05)
-        else:
-            raise AssertionError("they never waited for each other")
+        lock = (LOCK & 0xFFFFFFFF,)
+        until(lambda: gate.execute(waiting, lock).fetchone() == (2,))
     for process in both:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
@@ -92,9 +87,8 @@ def test_a_migration_of_sqlite_that_fails_at_its_end_changes_nothing_and_continu
     db = Database(f"sqlite:///{file}")
     with closing(sqlite3.connect(file, isolation_level=None)) as raw:
         raw.execute("CREATE TABLE x (source_id)")
-        raw.execute(
-            "CREATE INDEX ix_translators_used_at ON x (source_id)"
-        )  # the last of the schema
+        # the last one of the schema
+        raw.execute("CREATE INDEX ix_translators_used_at ON x (source_id)")
         with pytest.raises(OperationalError, match="already exists"):
             db.upgrade()
         names = raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import psycopg
 import pytest
 
-from workers.main import Worker
+from tests.db.helpers import closed
 
 JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-def client(serve, postgres_url, redis_url, redis_prefix, models, pgvector_url):
+def client(serve, postgres_url, redis_url, redis_prefix, models):
     """An API process on PostgreSQL and Redis; nobody runs its jobs."""
-    return serve(
-        database_url=postgres_url,
-        redis_url=redis_url,
-        redis_prefix=redis_prefix,
-        models_dir=models,
-        stores={"main": pgvector_url},
-    )
-
-
-@pytest.fixture
-def worker(client):
-    """A worker beside it."""
-    worker = Worker(client.app.state.services, threading.Event())
-    worker.start()
-    yield
-    worker.stop()
+    redis = {"redis_url": redis_url, "redis_prefix": redis_prefix}
+    return serve(database_url=postgres_url, models_dir=models, **redis)
 
 
 #: bodies with a place for text, which no value of these fields may hold
@@ -54,76 +38,44 @@ def test_no_text_is_a_fault_of_the_service(stocked):
             assert answer.status_code in (400, 422), (path, body, text, answer.text)
 
 
-@pytest.fixture
-def away(postgres_server, postgres_url):
-    """Take this test's database away, and give it back."""
-    name = postgres_url.rpartition("/")[2]
-    with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
-
-        def change(there):
-            connection.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS {there}')
-            if not there:
-                connection.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
-                    [name],
-                )
-
-        yield change
-
-
 def test_without_its_database_every_route_says_when_to_come_back(
-    stocked, away, refused, new_key, bearing, serve, postgres_url, tmp_path
+    stocked, refused, new_key, bearing, serve, postgres_url, tmp_path
 ):
     locked = serve(database_url=postgres_url, auth="keys", data_dir=tmp_path / "locked")
     key = bearing(new_key(locked))
     pair = {"source": "first", "target": "second", "anchor_set": "items"}
+    warm = {**pair, "vectors": [[0.5] * 8]}
+    no_job = f"/jobs/{'0' * 32}"
+    lists = ("/encoders", "/encoders/first", "/anchor-sets", "/heads/x", "/jobs", "/audit")
+    ids = ("/api-keys", f"{no_job}/events", f"/translators/tr_{'0' * 32}")
     calls = [
-        ("GET", path, None)
-        for path in (
-            "/encoders",
-            "/encoders/first",
-            "/anchor-sets",
-            "/heads/x",
-            "/jobs",
-            "/audit",
-            "/api-keys",
-        )
-    ]
-    calls += [
-        ("GET", f"/jobs/{'0' * 32}/events", None),
-        ("GET", f"/translators/tr_{'0' * 32}", None),
-    ]
-    calls += [("DELETE", "/encoders/first", None), ("POST", f"/jobs/{'0' * 32}/cancel", None)]
-    calls += [
+        *(("GET", path, None) for path in (*lists, *ids)),
+        ("DELETE", "/encoders/first", None),
+        ("POST", f"{no_job}/cancel", None),
         ("POST", "/encoders", {"name": "x", "dim": 2}),
         ("POST", "/translators", pair),
         ("POST", "/api-keys", {"name": "x"}),
+        ("POST", "/translate", {**warm, "method": "ridge"}),
     ]
-    calls += [("POST", "/translate", {**pair, "method": "ridge", "vectors": [[0.5] * 8]})]
-    warm = {**pair, "vectors": [[0.5] * 8]}
     answer = stocked.post("/translate", json=warm).json()
-    away(False)
-    assert (
-        stocked.post("/translate", json=warm).json() == answer
-    )  # what was asked for lately asks no database
-    with ThreadPoolExecutor(len(calls) + 3) as pool:  # each waits a moment for the database
-        waiting = [
-            pool.submit(stocked.request, verb, path, json=body) for verb, path, body in calls
-        ]
-        ready, metrics, keyed = (
-            pool.submit(stocked.get, "/readyz"),
-            pool.submit(stocked.get, "/metrics"),
-            pool.submit(locked.get, "/encoders", headers=key),
-        )
-    for answer in [*(found.result() for found in waiting), keyed.result()]:
-        refused(answer, 503, "database-unavailable")
-    answer = ready.result()
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert (answer.json()["status"], answer.json()["database"]) == ("unavailable", False)
-    assert metrics.result().status_code == 200
-    assert 'anchorage_dependency_up{dependency="database"} 0.0' in metrics.result().text
-    assert stocked.get("/livez").status_code == 200
-    away(True)
+    with closed(stocked.app.state.services.db):
+        # what was asked for lately asks no database
+        assert stocked.post("/translate", json=warm).json() == answer
+        with ThreadPoolExecutor(len(calls) + 3) as pool:  # each waits a moment for the database
+            waiting = [
+                pool.submit(stocked.request, verb, path, json=body) for verb, path, body in calls
+            ]
+            ready = pool.submit(stocked.get, "/readyz")
+            metrics = pool.submit(stocked.get, "/metrics")
+            waiting.append(pool.submit(locked.get, "/encoders", headers=key))
+        for found in waiting:
+            refused(found.result(), 503, "database-unavailable")
+        assert (ready.result().status_code, ready.result().headers["retry-after"]) == (503, "1")
+        found = ready.result().json()
+        assert (found["status"], found["database"]) == ("unavailable", False)
+        assert metrics.result().status_code == 200
+        assert 'anchorage_dependency_up{dependency="database"} 0.0' in metrics.result().text
+        assert stocked.get("/livez").status_code == 200
     assert stocked.get("/readyz").json()["status"] == "ok"
     for verb, path, body in calls:
         answer = stocked.request(verb, path, json=body)

@@ -15,7 +15,7 @@ from app.context import RequestContext
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
-from tests.waiting import slack
+from tests.waiting import slack, until
 
 #: for a machine that does much else
 SLACK_S = 2.0
@@ -36,38 +36,23 @@ class Service:
         return self.http.get(path, headers=self.headers)
 
 
-def make_key(database_url: str, tmp_path) -> str:
-    services = make_services(Settings(data_dir=tmp_path / "keys", database_url=database_url))
-    _, key = api_keys.create_key(
-        services, RequestContext("default"), name="k", scopes=[Scope.write]
-    )
-    services.close()
-    return key
-
-
 @pytest.fixture
 def service(own_postgres, listen, tmp_path, parallel) -> Iterator[Service]:
     host, port = listen(database_url=own_postgres.url, auth="keys")
-    headers = {"authorization": f"Bearer {make_key(own_postgres.url, tmp_path)}"}
+    services = make_services(Settings(data_dir=tmp_path, database_url=own_postgres.url))
+    scopes = [Scope.write]
+    _, key = api_keys.create_key(services, RequestContext("default"), name="k", scopes=scopes)
+    services.close()
+    pair = {"source": "first", "target": "second", "anchor_set": "items"}
+    body = {**pair, "vectors": parallel["first"][:2].tolist()}
+    headers = {"x-api-key": key}
     with httpx2.Client(base_url=f"http://{host}:{port}", timeout=60, trust_env=False) as http:
         for name, vectors in parallel.items():
-            assert (
-                http.post(
-                    "/encoders", json={"name": name, "dim": vectors.shape[1]}, headers=headers
-                ).status_code
-                == 201
-            )
-        body = {
-            "name": "items",
-            "embeddings": {name: vectors.tolist() for name, vectors in parallel.items()},
-        }
-        assert http.post("/anchor-sets", json=body, headers=headers).status_code == 201
-        body = {
-            "source": "first",
-            "target": "second",
-            "anchor_set": "items",
-            "vectors": parallel["first"][:2].tolist(),
-        }
+            encoder = {"name": name, "dim": vectors.shape[1]}
+            assert http.post("/encoders", json=encoder, headers=headers).status_code == 201
+        embeddings = {name: vectors.tolist() for name, vectors in parallel.items()}
+        anchors = {"name": "items", "embeddings": embeddings}
+        assert http.post("/anchor-sets", json=anchors, headers=headers).status_code == 201
         service = Service(http, body, headers)
         assert service.translate().status_code == 200
         yield service
@@ -96,9 +81,8 @@ def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_
         took_s, answer = ready.result()
         assert (answer.status_code, answer.json()["database"]) == (503, False)
         assert took_s < 2 * slack()
-    while (
-        time.monotonic() - frozen_at < 2 * api_keys.KEY_TRUST_S + 1
-    ):  # the key and the names are older than is trusted otherwise
+    # until the key and the names are older than is trusted otherwise
+    while time.monotonic() - frozen_at < 2 * api_keys.KEY_TRUST_S + 1:
         for path in ("/readyz", "/encoders"):
             took_s, answer = timed(lambda path=path: service.get(path))
             assert (answer.status_code, took_s < 2 * slack()) == (503, True)
@@ -109,8 +93,6 @@ def test_whoever_needs_a_silent_postgresql_is_refused_soon_and_whoever_does_not_
     assert stranger.status_code == 503  # whether it opens anything, nobody can tell
 
     own_postgres.thaw()
-    deadline = time.monotonic() + (5 + SLACK_S) * slack()
-    while any(service.get(path).status_code != 200 for path in ("/readyz", "/encoders")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    paths = ("/readyz", "/encoders")
+    until(lambda: all(service.get(path).status_code == 200 for path in paths), 5 + SLACK_S)
     assert service.translate().json() == expected
