@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet
 
 from app.anchors import service as anchor_sets
 from app.bulk import parquet_file
 from app.bulk.parquet_file import BulkWork, read_translator
+from app.maths.translators.translator import apply
 from app.settings import Settings
 from app.translate.fit import FitRequest, read_file
 from app.translate.service import Translation, prepare_map
@@ -105,3 +107,16 @@ def vectors_of(table: pa.Table) -> np.ndarray:
     column = table.column("vector").combine_chunks()
     storage = column.storage if isinstance(column, pa.ExtensionArray) else column
     return storage.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+
+
+def expected(work: BulkWork, before: pa.Table) -> np.ndarray:
+    vectors = torch.from_numpy(vectors_of(before).astype(np.float32))
+    return apply(work.translator.translator, vectors).vectors.numpy()
+
+
+def check(work: BulkWork, source: Path, target: Path) -> None:
+    """The target holds the translation of the source, and its other columns."""
+    before, after = parquet.read_table(source), parquet.read_table(target)
+    np.testing.assert_allclose(vectors_of(after), expected(work, before), atol=1e-5)
+    assert after.drop(["vector"]).equals(before.drop(["vector"]))
+    assert after.column_names == before.column_names

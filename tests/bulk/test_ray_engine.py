@@ -8,15 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from pyarrow import parquet
 
-from app.bulk.parquet_file import BulkFile, BulkWork, plan_files
+from app.bulk.parquet_file import BulkWork, plan_files
 from app.bulk.ray_engine import translate_on_ray
-from app.maths.translators.translator import apply
-from tests.bulk.conftest import WriteParquet, vectors_of
+from tests.bulk.conftest import WriteParquet, check
 
 # Ray takes half a minute of CPU to start, and leaves sockets and files to the garbage collector.
 pytestmark = [
@@ -49,32 +45,17 @@ def cluster() -> Iterator[Any]:
         made.shutdown()
 
 
-@pytest.fixture
-def sources(write_parquet: WriteParquet) -> list[Path]:
-    """20 files."""
-    return [write_parquet(f"in/{seed:02d}.parquet", 100, seed=seed) for seed in range(20)]
-
-
-def check(work: BulkWork, folder: Path) -> None:
-    before = parquet.read_table(folder / "in")
-    after = parquet.read_table(folder / "out")
-    expected = apply(work.translator.translator, torch.tensor(vectors_of(before)))
-    np.testing.assert_allclose(vectors_of(after), expected.vectors.numpy(), atol=1e-5)
-    assert after.drop(["vector"]).equals(before.drop(["vector"]))
-
-
-def plan(work: BulkWork, folder: Path) -> list[BulkFile]:
-    return plan_files(work, str(folder / "in"), str(folder / "out"))[0]
-
-
 def test_a_node_that_dies_halfway_costs_no_row(
-    cluster: Any, work: BulkWork, sources: list[Path], tmp_path: Path
+    cluster: Any, work: BulkWork, write_parquet: WriteParquet, tmp_path: Path
 ) -> None:
+    for seed in range(20):
+        write_parquet(f"in/{seed:02d}.parquet", 100, seed=seed)
+    files, _ = plan_files(work, str(tmp_path / "in"), str(tmp_path / "out"))
     lost = cluster.add_node(num_cpus=1, object_store_memory=10**8)
     done = 0
-    for _ in translate_on_ray(work, plan(work, tmp_path)):
+    for _ in translate_on_ray(work, files):
         done += 1
         if done == 10:
             cluster.remove_node(lost, allow_graceful=False)
     assert done == 20
-    check(work, tmp_path)
+    check(work, tmp_path / "in", tmp_path / "out")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from app.db import resources, tables
-from app.stores import queries as stores
 from app.types import MigrationState
 from tests.fixtures.shop import DOCUMENTS, EVERY_CASE, QUERIES, embed
+from tests.helpers import alter
 
 
 @pytest.fixture
@@ -17,8 +17,9 @@ def connected(shop):
     return shop
 
 
-def rescored(shop, k: int, **more) -> list[dict]:
-    """The same by /rescore, with all documents as candidates."""
+def test_a_cascade_over_all_rows_equals_rescore(connected) -> None:
+    found = connected.search(k=20, candidates=200, exact=True)
+    assert (found["mode"], found["side"], found["candidates"]) == ("cascade", "old", 200)
     old = embed(DOCUMENTS, "old").tolist()
     body = {
         "source": "old",
@@ -26,18 +27,10 @@ def rescored(shop, k: int, **more) -> list[dict]:
         "anchor_set": "items",
         "queries": embed(QUERIES, "new").tolist(),
         "candidates": [{"ids": list(range(200)), "vectors": old}] * len(QUERIES),
-        "limit": k,
-        **more,
+        "limit": 20,
     }
-    answer = shop.client.post("/rescore", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["results"]
-
-
-def test_a_cascade_over_all_rows_equals_rescore(connected) -> None:
-    found = connected.search(k=20, candidates=200, exact=True)
-    assert (found["mode"], found["side"], found["candidates"]) == ("cascade", "old", 200)
-    for mine, theirs in zip(found["results"], rescored(connected, 20), strict=True):
+    rescored = connected.client.post("/rescore", json=body).json()["results"]
+    for mine, theirs in zip(found["results"], rescored, strict=True):
         assert np.allclose(mine["scores"], theirs["scores"], atol=2e-3)
         assert len(set(mine["ids"]) & set(theirs["ids"])) >= 19
     assert found["translator"].startswith("tr_")
@@ -146,11 +139,7 @@ def moving(connected):
     )
     migration.prepare()
 
-    def change(state: MigrationState) -> None:
-        with services.db.transaction() as session:
-            session.get_one(tables.MigrationRow, moved.id).state = state
-
-    return connected, migration, change
+    return connected, migration, lambda **values: alter(services, moved, **values)
 
 
 @EVERY_CASE
@@ -174,33 +163,22 @@ def test_on_the_way_and_after_a_cutover_new_vectors_are_used(moving) -> None:
     migration.write(list(range(200)), native)
     migration.build_index()
     migration.cutover(lambda ids, vectors: native[list(ids)])
-    change(MigrationState.cut_over)
+    change(state=MigrationState.cut_over)
     found = shop.search(anchor_set=None, exact=True, k=1)
     assert (found["mode"], found["side"], found["bridge"]) == ("translate", "new", None)
     assert [each["ids"][0] for each in found["results"]] == scores.argmax(axis=0).tolist()
     assert shop.search(mode="cascade", k=5)["side"] == "old"
     assert shop.client.get("/stores/docs").status_code == 200
 
-
-def test_old_vectors_are_not_searched_while_finish_may_have_deleted_them(moving) -> None:
-    shop, migration, change = moving
-    native = embed(DOCUMENTS, "new")
-    migration.write(list(range(200)), native)
-    migration.build_index()
-    migration.cutover(lambda ids, vectors: native[list(ids)])
-    change(MigrationState.cut_over)
-    assert shop.search(mode="cascade")["side"] == "old"
-    services = shop.client.app.state.services
-    with services.db.transaction() as session:
-        row = stores.active_migration(
-            session, resources.by_name(session, tables.StoreRow, "default", "docs")
-        )
-        row.position = {**row.position, "step": "finish"}
-    old = embed(QUERIES, "old").tolist()
-    for body in ({"mode": "cascade"}, {"mode": "bridge"}, {"target": "old", "queries": old}):
+    change(position={"step": "finish"})  # the old vectors may be gone already
+    old = {"target": "old", "queries": embed(QUERIES, "old").tolist()}
+    for body in ({"mode": "cascade"}, {"mode": "bridge"}, old):
         problem = shop.search(409, **body)
-        assert (problem["code"], row.id in problem["detail"]) == ("wrong-state", True)
+        assert (problem["code"], "Call `finish` of it" in problem["detail"]) == (
+            "wrong-state",
+            True,
+        )
     assert shop.search()["side"] == "new"
     migration.finish()
-    for body in ({"mode": "cascade"}, {"target": "old", "queries": old}):
+    for body in ({"mode": "cascade"}, old):
         assert shop.search(409, **body)["code"] == "wrong-state"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from app.maths.relevance.fuse_weight import default_weight, held_out_cosine
 from tests.translate.translations import PAIR
 
 ASYNC = {"Prefer": "respond-async"}
@@ -61,13 +59,6 @@ def ask(stocked, search, judgements):
     return post
 
 
-@pytest.fixture
-def default(embeddings):
-    """The weight without judgements of the set `items`."""
-    x, y = (torch.from_numpy(embeddings[name]).float() for name in ("first", "second"))
-    return default_weight(held_out_cosine(x, y))
-
-
 def good(answer):
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -89,36 +80,12 @@ def test_ids_and_rows_are_the_same_and_a_click_is_grade_1(ask, judgements):
     assert rows == good(ask(judgements=named[::-1], **ids))
 
 
-@pytest.mark.parametrize(
-    ("left_out", "results", "missing"),
-    [
-        (
-            ["old_queries"],
-            5,
-            {name: ["old_queries"] for name in ("keep", "fuse", "native-fuse")},
-        ),
-        (
-            ["queries", "native_documents"],
-            1,
-            {
-                "bridge": ["queries"],
-                "cascade": ["queries"],
-                "fuse": ["queries"],
-                "native-cascade": ["native_documents", "queries"],
-                "native-fuse": ["native_documents", "queries"],
-                "translate": ["queries"],
-                "re-embed": ["native_documents", "queries"],
-            },
-        ),
-    ],
-)
-def test_an_option_without_its_vectors_says_what_is_missing(ask, left_out, results, missing):
-    body = good(ask(**dict.fromkeys(left_out, ...)))
-    assert len(body["results"]) == results
-    assert body["missing"] == missing
-    assert (body["fuse"] is None) == ("fuse" in missing)
-    if "keep" in missing:
-        assert all(each["over_keep"] is None for each in body["results"].values())
+def test_an_option_without_its_vectors_says_what_is_missing(ask):
+    body = good(ask(old_queries=...))
+    names = ("keep", "fuse", "native-fuse")
+    assert body["missing"] == {name: ["old_queries"] for name in names}
+    assert (len(body["results"]), body["fuse"]) == (5, None)
+    assert all(each["over_keep"] is None for each in body["results"].values())
 
 
 def test_documents_that_are_anchors_are_counted(ask, embeddings, search):
@@ -142,39 +109,22 @@ def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished)
         assert job["result"] == good(ask(**change))
 
 
+def judged(query, **more):
+    return {"query": query, "document": 1, **more}
+
+
+REPEATED = ("invalid-request", "judgements", [2])
+UNKNOWN = ("invalid-request", "judgements", list(range(20)))
+
+
 @pytest.mark.parametrize(
     ("change", "code", "field", "rows"),
     [
-        (
-            {"judgements": [{"query": 0, "document": 1}, {"query": 12, "document": 1}]},
-            "invalid-request",
-            "judgements",
-            [1],
-        ),
-        (
-            {"judgements": [{"query": 0, "document": 1, "grade": 0}]},
-            "invalid-request",
-            "judgements",
-            None,
-        ),
-        (
-            {
-                "judgements": [
-                    {"query": 0, "document": 1},
-                    {"query": 0, "document": 2},
-                    {"query": 0, "document": 1, "grade": 2},
-                ]
-            },
-            "invalid-request",
-            "judgements",
-            [2],
-        ),
-        (
-            {"query_ids": [f"q{row}" for row in range(12)]},
-            "invalid-request",
-            "judgements",
-            list(range(20)),  # a problem names at most 20 rows
-        ),
+        ({"judgements": [judged(0), judged(12)]}, "invalid-request", "judgements", [1]),
+        ({"judgements": [judged(0, grade=0)]}, "invalid-request", "judgements", None),
+        ({"judgements": [judged(0), judged(1), judged(0, grade=2)]}, *REPEATED),
+        # a problem names at most 20 rows
+        ({"query_ids": [str(row) for row in range(12)]}, *UNKNOWN),
         ({"old_queries": [[1.0] * 8] * 3}, "invalid-request", "old_queries", None),
         ({"min_quality": {"recall": 0.1}}, "invalid-request", "min_quality", None),
     ],

@@ -15,14 +15,15 @@ from typing import Any
 import lancedb
 import numpy as np
 import pytest
-from sqlalchemy import select
 from starlette.testclient import TestClient
 
+from app.access.name_lookup import find_by_name
 from app.db import tables
 from app.encoders.models.base import EncoderModel
 from app.main import create_app
 from app.settings import Settings
 from app.stores.port import StoreLocation
+from tests.helpers import alter
 from tests.stores.cases.base import Rows
 from tests.stores.cases.lancedb import LancedbCase
 from tests.waiting import until
@@ -172,27 +173,15 @@ def test_a_cascade_scores_the_first_candidates_of_its_translations(shop: Shop) -
         expected = [cosines[id] for id in each["ids"]]
         np.testing.assert_allclose(each["scores"], expected, atol=1e-4)
     assert shop.search(anchor_set="faq", native=0)["native"] is None
-    candidates = [
-        {"ids": list(range(64)), "vectors": shop.embed(TEXTS, "old").tolist(), "texts": TEXTS}
-    ] * 2
-    pair = {"source": "old", "target": "new", "anchor_set": "faq"}
-    same = shop.post("/rescore", **pair, inputs=QUERIES, candidates=candidates, native=10, limit=5)
-    assert [each["ids"] for each in same["results"]] == [each["ids"] for each in found["results"]]
-    assert same["native"] == {**found["native"], "embedded": 0, "cached": same["native"]["cached"]}
-    assert same["native"]["cached"] == found["native"]["embedded"] > 0
 
 
 def test_an_edited_text_never_has_its_old_vector(shop: Shop) -> None:
     [best, *_] = shop.search(k=1, exact=True)["results"][0]["ids"]
-    edited = Rows(
-        [best], shop.embed([TEXTS[best]], "old"), [{"text": "Something else entirely", "number": 7}]
-    )
-    CASE.insert(shop.location, edited)
-    found = shop.search(inputs=QUERIES[:1], k=20, exact=True)
-    assert found["native"]["embedded"] == 1
-    new = shop.embed(["Something else entirely", QUERIES[0]], "new")
-    vectors = shop.embed([TEXTS[best]], "old").tolist()
-    one = {"ids": ["edited"], "vectors": vectors, "texts": ["Something else entirely"]}
+    text, vectors = "Something else entirely", shop.embed([TEXTS[best]], "old")
+    CASE.insert(shop.location, Rows([best], vectors, [{"text": text, "number": 7}]))
+    assert shop.search(inputs=QUERIES[:1], k=20, exact=True)["native"]["embedded"] == 1
+    new = shop.embed([text, QUERIES[0]], "new")
+    one = {"ids": ["edited"], "vectors": vectors.tolist(), "texts": [text]}
     shop.anchor()
     pair = {"source": "old", "target": "new", "anchor_set": "faq"}
     cascade = shop.post("/rescore", **pair, inputs=QUERIES[:1], candidates=[one])
@@ -234,8 +223,10 @@ def test_a_deadline_ends_the_wait_and_what_comes_later_serves_the_next(shop: Sho
     assert found["native"]["missing"] == 0
 
 
-def test_vectors_of_a_row_are_deleted(shop: Shop) -> None:
+def test_vectors_of_a_row_are_deleted_also_those_that_a_request_had_made(shop: Shop) -> None:
+    shop.post("/v1/rerank", model="new", query=QUERIES[0], documents=TEXTS)
     found = shop.search(inputs=QUERIES[:1], k=20)
+    assert found["native"] == {**NONE, "cached": 20}
     row = found["results"][0]["native"][0]
     path = "/stores/docs/native-vectors"
     assert shop.client.delete(path, params={"id": str(row)}).json() == {"deleted": 1}
@@ -244,36 +235,21 @@ def test_vectors_of_a_row_are_deleted(shop: Shop) -> None:
     assert shop.client.delete("/stores/none/native-vectors").status_code == 404
 
 
-def test_vectors_that_a_request_had_made_become_those_of_the_row_that_is_read(shop: Shop) -> None:
-    shop.post("/v1/rerank", model="new", query=QUERIES[0], documents=TEXTS)
-    found = shop.search(inputs=QUERIES[:1], k=20)
-    assert found["native"] == {**NONE, "cached": 20}
-    assert shop.client.delete("/stores/docs/native-vectors").json() == {"deleted": 20}
-
-
-def test_without_texts_a_search_falls_back_and_says_so(shop: Shop) -> None:
+def test_a_search_that_embeds_no_candidates_says_so(shop: Shop) -> None:
+    own = shop.search(target="old", native=5)  # the store's own vectors
+    assert (own["mode"], own["native"]) == ("translate", None)
     lancedb.connect(shop.location.url).open_table(shop.location.collection).drop_columns(["text"])
-    found = shop.search(inputs=QUERIES[:1])
-    assert [each["code"] for each in found["warnings"]] == ["native-unavailable"]
-    assert len(found["results"][0]["ids"]) == 10
-
-
-def test_a_search_of_the_target_s_own_vectors_says_that_it_embeds_no_candidates(
-    shop: Shop,
-) -> None:
-    found = shop.search(target="old", native=5)
-    assert (found["mode"], found["native"]) == ("translate", None)
-    assert [each["code"] for each in found["warnings"]] == ["native-unavailable"]
+    without = shop.search(inputs=QUERIES[:1])
+    for found in (own, without):
+        assert [each["code"] for each in found["warnings"]] == ["native-unavailable"]
+        assert len(found["results"][0]["ids"]) == 10
 
 
 def test_where_the_old_encoder_does_not_run_the_default_is_a_cascade(shop: Shop) -> None:
     shop.anchor()
     services = shop.client.app.state.services
-    with services.db.transaction() as session:
-        row = session.scalars(
-            select(tables.EncoderRow).where(tables.EncoderRow.name == "old")
-        ).one()
-        row.identity = {**row.identity, "pooling": "another"}
+    row = find_by_name(services, tables.EncoderRow, "default", "old", field="encoder")
+    alter(services, row, identity={**row.identity, "pooling": "another"})
     services.names.forget()
     found = shop.search(anchor_set="faq")
     assert (found["mode"], found["native"]["missing"]) == ("cascade", 0)
@@ -299,27 +275,20 @@ def test_wrong_fields_are_named(shop: Shop) -> None:
 
 def test_rows_of_the_store_become_anchors(shop: Shop) -> None:
     body = {"name": "bridge", "store": "docs", "encoders": ["new"], "size": 40}
+    for changes, status, code in (
+        ({"encoders": None}, 422, "invalid-request"),
+        ({"store": "none"}, 404, "store-not-found"),
+        ({"inputs": ["x"]}, 422, "invalid-request"),
+        ({"store": None}, 422, "invalid-request"),
+    ):
+        assert shop.post("/anchor-sets", status, **{**body, **changes})["code"] == code
     job = shop.finish("/anchor-sets", **body)
     assert job["result"] == {"anchor_set": "bridge", "size": 40, "encoders": ["old", "new"]}
     made = shop.client.get("/anchor-sets/bridge").json()
-    assert (made["provenance"], made["keeps_inputs"]) == (
-        {"store": "docs", "mean_characters": made["provenance"]["mean_characters"]},
-        False,
-    )
+    assert (made["provenance"]["store"], made["keeps_inputs"]) == ("docs", False)
+    assert made["provenance"].keys() == {"store", "mean_characters"}
     found = shop.search(mode="cascade", anchor_set="bridge", native=5)
     assert found["results"][0]["native"]
     assert found["native"]["cached"] > 0  # the anchors' texts are not embedded again
     report = shop.client.get("/anchor-sets/bridge/report").json()
     assert "unrelated-spaces" not in [each["code"] for each in report["findings"]]
-
-
-def test_wrong_anchors_of_a_store_are_refused(shop: Shop) -> None:
-    for changes, code in (
-        ({"encoders": None}, "invalid-request"),
-        ({"store": "none"}, "store-not-found"),
-        ({"inputs": ["x"]}, "invalid-request"),
-        ({"store": None}, "invalid-request"),
-    ):
-        body = {"name": "bridge", "store": "docs", "encoders": ["new"], "size": 40, **changes}
-        answer = shop.client.post("/anchor-sets", json=body)
-        assert (answer.status_code // 100, answer.json()["code"]) == (4, code), answer.text
