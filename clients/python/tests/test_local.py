@@ -38,12 +38,22 @@ def deviation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("method", "options"), FORMS)
-def test_a_translation_at_home_is_that_of_the_service(client: Client, pair, method, options):
-    translator = client.translator(**pair.names, method=method, options=options)
+def test_a_translation_at_home_and_by_onnx_is_that_of_the_service(
+    client: Client, pair, tmp_path, method, options
+):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    translator: Translator = client.translator(**pair.names, method=method, options=options)
     served = client.translate(pair.old, **pair.names, method=method, options=options)
     # A kernel's large coefficients amplify the rounding of float32, also in the service.
     bound = 5e-6 if translator.download().landmarks is not None else 1e-6
-    assert deviation(translator.apply_locally(pair.old), served.vectors) < bound
+    here = translator.apply_locally(pair.old)
+    assert deviation(here, served.vectors) < bound
+    path = tmp_path / "translator.onnx"
+    translator.save_onnx(path)
+    session = onnxruntime.InferenceSession(path.read_bytes())
+    (found,) = session.run(["translated"], {"vectors": pair.old})
+    assert deviation(found, here) < 5e-6
+    assert session.get_modelmeta().custom_metadata_map["id"] == translator.id
 
 
 @pytest.mark.parametrize(("method", "options"), FORMS[:2] + FORMS[-1:])
@@ -78,18 +88,6 @@ def test_files_round_trip_to_the_same_bits(client: Client, pair, tmp_path: Path,
         loaded.apply(pair.old).vectors, translator.apply_locally(pair.old)
     )
     np.testing.assert_array_equal(load_file(path)["matrix"], loaded.matrix)
-
-
-@pytest.mark.parametrize(("method", "options"), FORMS)
-def test_the_onnx_file_computes_the_same(client, pair, tmp_path, method, options):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    translator: Translator = client.translator(**pair.names, method=method, options=options)
-    path = tmp_path / "translator.onnx"
-    translator.save_onnx(path)
-    session = onnxruntime.InferenceSession(path.read_bytes())
-    (found,) = session.run(["translated"], {"vectors": pair.old})
-    assert deviation(found, translator.apply_locally(pair.old)) < 5e-6
-    assert session.get_modelmeta().custom_metadata_map["id"] == translator.id
 
 
 def test_the_onnx_file_knows_no_direction_where_there_is_none(client, new_pair, tmp_path):

@@ -65,5 +65,3 @@ def test_options_of_sentence_transformers_are_kept_or_refused(texts):
             encoder.encode(few, **{name: value})
     with pytest.raises(TypeError, match="no parameter 'bogus'"):
         encoder.encode(few, bogus=1)
-    with pytest.raises(ValueError, match="batch_size"):
-        Encoder("new", batch_size=0)

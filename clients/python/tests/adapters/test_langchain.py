@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import pickle
 
 import numpy as np
 import pytest
 
-from anchorage_client import AsyncClient, NotFoundError
+from anchorage_client import AsyncClient
 
 pytest.importorskip("langchain_core")
 from langchain_core.documents import Document
@@ -45,19 +43,3 @@ def test_a_vector_store_of_langchain_finds_each_text(texts):
     store.embedding = AnchorageEmbeddings(texts.translated, url=texts.url)  # the new model
     found = [{each.page_content for each in store.similarity_search(text, k=3)} for text in some]
     assert np.mean([text in few for text, few in zip(some, found, strict=True)]) > 0.9
-
-
-def test_a_copy_and_a_pickle_open_their_own_connections(texts):
-    embeddings = AnchorageEmbeddings("old", url=texts.url)
-    expected = embeddings.embed_query("I lost my card.")
-    for other in (copy.deepcopy(embeddings), pickle.loads(pickle.dumps(embeddings))):  # noqa: S301
-        assert other.embed_query("I lost my card.") == pytest.approx(expected, abs=1e-6)
-        other.close()
-        assert other.embed_query("I lost my card.") == pytest.approx(expected, abs=1e-6)
-
-
-def test_mistakes_are_errors(texts):
-    with pytest.raises(NotFoundError):
-        AnchorageEmbeddings("missing", url=texts.url).embed_query("text")
-    with pytest.raises(ValueError, match="batch_size"):
-        AnchorageEmbeddings("old", batch_size=0)

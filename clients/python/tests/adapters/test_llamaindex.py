@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 
 import numpy as np
 import pytest
@@ -57,7 +56,3 @@ def test_a_dictionary_has_no_key_and_makes_the_same_model(texts):
     assert "anc_secret" not in model.to_json() + repr(model) + str(model.to_payload())
     again = AnchorageEmbedding.from_dict(model.to_dict(), api_key="anc_other")
     assert (again.model_name, again.url, again.timeout) == ("old", texts.url, 9)
-    expected = model.get_text_embedding("I lost my card.")
-    for other in (again, pickle.loads(pickle.dumps(model))):  # noqa: S301
-        assert other.get_text_embedding("I lost my card.") == pytest.approx(expected, abs=1e-6)
-    model.close()

@@ -63,14 +63,6 @@ def test_a_pipeline_is_cloned_searched_and_pickled(texts, labelled):
     assert clone(pipeline).get_params()["anchoragevectorizer__model"] == "old"
 
 
-def test_a_key_is_neither_printed_nor_pickled(texts, monkeypatch):
-    monkeypatch.setenv("MY_KEY", "anc_secret")
-    vectorizer = AnchorageVectorizer("old", url=texts.url, api_key_env="MY_KEY")
-    assert vectorizer.transform(["text"]).shape == (1, 256)
-    assert "MY_KEY" in repr(vectorizer)
-    assert b"anc_secret" not in pickle.dumps(vectorizer)
-
-
 def test_one_column_of_a_frame_or_an_array_is_texts(texts):
     few = texts.sentences[:10]
     vectorizer = AnchorageVectorizer("old", url=texts.url)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import pickle
 import subprocess
 import sys
@@ -8,7 +9,13 @@ import sys
 import numpy as np
 import pytest
 
-from anchorage_client import AsyncClient, Client, InvalidRequestError, UnavailableError
+from anchorage_client import (
+    AsyncClient,
+    Client,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
 from anchorage_client.adapters.encode import Encoder
 from anchorage_client.adapters.text_model import TextModel
 
@@ -30,15 +37,19 @@ def test_a_module_imports_its_own_framework_only():
         assert set(done.stdout.split()) == own
 
 
-def test_batches_become_one_matrix_and_a_closed_connection_opens_again(texts):
+def test_batches_become_one_matrix_and_copies_and_closed_models_open_a_connection(texts):
     model = TextModel("new", url=texts.url, batch_size=3)
     few = texts.sentences[:8]
     expected = texts.client.embed(few, model="new")
-    np.testing.assert_allclose(model.embed(few, "document"), expected, rtol=0, atol=1e-5)
     model.close()
-    np.testing.assert_allclose(model.embed(few, "document"), expected, rtol=0, atol=1e-5)
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+        np.testing.assert_allclose(each.embed(few, "document"), expected, rtol=0, atol=1e-5)
     first = model.client
     assert model.client is first
+    with pytest.raises(NotFoundError):
+        TextModel("missing", url=texts.url).embed(few, "document")
+    with pytest.raises(ValueError, match="batch_size"):
+        TextModel("old", batch_size=0)
     del model
     with pytest.raises((RuntimeError, UnavailableError)):
         first.ready()  # it was closed with its model

@@ -135,6 +135,9 @@ def test_the_retriever_of_llamaindex(texts, index):
     assert [each.node.node_id for each in again] == [each.node.node_id for each in found]
 
 
+QUESTION = "Where is my card?"
+
+
 def test_fuse_mixes_in_the_old_score(texts, index):
     names = {**texts.pair, "mode": "fuse", "candidates": 50}
     fused = Cascade(texts.client, index, **names)
@@ -150,44 +153,35 @@ def test_fuse_mixes_in_the_old_score(texts, index):
         return texts.client.embed(text, model=model, role="query")[0].tolist()
 
     own = {"embed_old": partial(embed, "old"), "embed_new": partial(embed, "new")}
-    given = Cascade(texts.client, index, **names, **own)
-    one, other = (each.search("Where is my card?", 5) for each in (given, fused))
-    assert [hit.candidate.id for hit in one] == [hit.candidate.id for hit in other]
-    assert asked == ["Where is my card?"] * 2
+    hits = fused.search(QUESTION, 5)
+    again = Cascade(texts.client, index, **names, **own).search(QUESTION, 5)
+    assert [hit.candidate.id for hit in again] == [hit.candidate.id for hit in hits]
+    assert asked == [QUESTION] * 2
     old_only = Cascade(texts.client, index, **names, options={"weight": 0.0})
-    scores = [hit.score for hit in old_only.search("Where is my card?", 5)]
-    assert scores != [hit.score for hit in other]
+    assert [h.score for h in old_only.search(QUESTION, 5)] != [hit.score for hit in hits]
 
 
-QUESTION = "Where is my card?"
 #: native scores without a deadline that a busy machine misses
 NATIVE = {"native": 20, "options": {"native_deadline_ms": 30_000}}
 
 
-def fused_rows(texts, old_vectors):
-    """The first 20 rows by the old encoder, ordered by old and native scores."""
+def test_old_and_native_scores_need_no_anchors(texts, index, old_vectors):
+    """The first 20 rows by the old encoder are ordered by old and native scores."""
     old, new = (texts.client.embed(QUESTION, model=m, role="query")[0] for m in ("old", "new"))
     scores = old_vectors @ old / np.linalg.norm(old_vectors, axis=1)
     block = np.argsort(-scores, kind="stable")[:20]
     native = texts.client.embed([texts.sentences[row] for row in block], model="new") @ new
     fused = sum((each - each.mean()) / each.std() for each in (scores[block], native))
-    return block[np.argsort(-fused, kind="stable")].tolist()
+    expected = block[np.argsort(-fused, kind="stable")].tolist()
 
-
-def test_old_and_native_scores_need_no_anchors(texts, index, old_vectors):
     cascade = Cascade(texts.client, index, "old", "new", mode="fuse", **NATIVE)
-    expected = fused_rows(texts, old_vectors)
-    retriever = langchain.CascadeRetriever(cascade=cascade, k=25)
-    found = retriever.invoke(QUESTION)
+    found = langchain.CascadeRetriever(cascade=cascade, k=25).invoke(QUESTION)
     assert [each.metadata["row"] for each in found[:20]] == expected
     assert len({each.metadata["row"] for each in found}) == 25
-    assert asyncio.run(retriever.ainvoke(QUESTION)) == found
     nodes = llamaindex.CascadeRetriever(cascade, k=4).retrieve(QUESTION)
     assert [each.node.get_content() for each in nodes] == [
         texts.sentences[row] for row in expected[:4]
     ]
-    [only] = retriever.invoke(QUESTION, filter=filter_of(index))
-    assert only.metadata["row"] == 3
 
 
 def test_nodes_that_llamaindex_stored_come_back(texts, qdrant, old_vectors):
@@ -213,14 +207,6 @@ def test_an_hnsw_index_returns_more_rows_than_its_default(connection, old_vector
         assert kept == "40"
     finally:
         connection.execute("RESET enable_seqscan")
-
-
-def test_an_empty_index_and_a_missing_name(texts, qdrant):
-    vector = models.VectorParams(size=256, distance=models.Distance.DOT)
-    qdrant.create_collection("empty", vectors_config=vector)
-    assert Cascade(texts.client, QdrantIndex(qdrant, "empty"), **texts.pair).search("card") == []
-    with pytest.raises(ValueError, match="not found"):
-        QdrantIndex(qdrant, "named").search(np.zeros(256, np.float32), 3)
 
 
 def test_filters_of_an_index_hold_in_every_search(qdrant, connection, old_vectors):
@@ -263,7 +249,15 @@ def test_a_table_may_lack_vectors_and_a_connection_may_return_dictionaries(
             )
 
 
+def test_an_empty_index_has_no_results(texts, qdrant):
+    vector = models.VectorParams(size=256, distance=models.Distance.DOT)
+    qdrant.create_collection("empty", vectors_config=vector)
+    assert Cascade(texts.client, QdrantIndex(qdrant, "empty"), **texts.pair).search("card") == []
+
+
 def test_wrong_settings_are_refused_before_a_search(texts, qdrant, connection):
+    with pytest.raises(ValueError, match="not found"):
+        QdrantIndex(qdrant, "named").search(np.zeros(256, np.float32), 3)
     with pytest.raises(ValueError, match="choose cosine, dot, euclidean"):
         PgvectorIndex(connection, "t", distance="l2")
     index = QdrantIndex(qdrant, "named", using="text", metadata_key=None)
