@@ -27,15 +27,6 @@ router = APIRouter()
 
 STORE_PAGE = f"{CONSOLE}/stores/{{name}}"
 
-#: the calls that a request waits for
-STEPS = {
-    "pause": migrations.pause,
-    "cutover": steps.cutover,
-    "rollback": steps.rollback,
-    "finish": steps.finish,
-    "abandon": steps.abandon,
-}
-
 
 @router.get(f"{STORE_PAGE}/live")
 def show_live_store(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
@@ -92,10 +83,12 @@ def take_step(
     id_ = _active(services, context.project, name).row.id
     if text_of(form, "migration") != id_:
         raise Conflict("The store has another migration now. Open the store's page again.")
-    if call in migrations.ACTION_STATES:
+    if call in migrations.ACTIONS:
         migrations.queue_action(services, context, id_, call)
+    elif call == "pause":
+        migrations.pause(services, context, id_)
     else:
-        STEPS[call](services, context, id_)
+        steps.take_step(services, context, id_, call)
     return redirect(request, f"{CONSOLE}/stores/{name}")
 
 

@@ -14,8 +14,8 @@ from app.context import RequestContext, Services
 from app.db import tables
 from app.device_failures import is_device_failure
 from app.encoders import encoding
-from app.errors import AddressNotListed, AnchorageError, StoreChanged
-from app.moves.maps import MappedPage, MigrationMaps, OneWayMap, load_maps
+from app.errors import AddressNotListed, AnchorageError
+from app.moves.maps import MigrationMaps, load_maps
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.stores.port import Changes, Migration, NewVectors, Store, StoreId, StoreVectors
 from app.types import MigrationState
@@ -64,7 +64,7 @@ class MigrationContext:
 
     def make_new(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
         """Return the new vectors of rows: translated, of anchors, or encoded again by the plan."""
-        mapped = map_rows(self.maps.forward, vectors)
+        mapped = self.maps.forward.map_rows(vectors)
         known = int(mapped.known.sum())
         if not self.row.plan.get("re_embed") or mapped.known.all():
             return NewRows(mapped.vectors, known, 0, np.flatnonzero(mapped.undirected))
@@ -99,11 +99,11 @@ class MigrationContext:
 
     def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate old vectors, as a cutover needs it."""
-        return map_rows(self.maps.forward, vectors).vectors
+        return self.maps.forward.map_rows(vectors).vectors
 
     def backward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate new vectors back, as a rollback needs it."""
-        return map_rows(self.maps.backward, vectors).vectors
+        return self.maps.backward.map_rows(vectors).vectors
 
     def drain(self, *, after_cutover: bool) -> Iterator[int]:
         """Apply the changes that clients made, and yield the number of each batch.
@@ -127,7 +127,7 @@ class MigrationContext:
             self.live.apply(changes, np.zeros((0, width), np.float32))
             return
         if after_cutover:
-            mapped = map_rows(self.maps.backward, changes.vectors)
+            mapped = self.maps.backward.map_rows(changes.vectors)
             vectors, missing = mapped.vectors, np.flatnonzero(mapped.undirected)
         else:
             made = self.make_new(changes.ids, changes.vectors)
@@ -189,15 +189,3 @@ def tag_of(row: tables.MigrationRow) -> str:
 def is_after_cutover(row: tables.MigrationRow) -> bool:
     """Return whether clients see the new vectors."""
     return row.state == MigrationState.cut_over
-
-
-def map_rows(row_map: OneWayMap, vectors: StoreVectors) -> MappedPage:
-    """Translate rows of the store. Raises StoreChanged for another number of dimensions."""
-    expected = row_map.dims[0]
-    if vectors.shape[1] != expected:
-        raise StoreChanged(
-            f"The store has vectors of {vectors.shape[1]} dimensions, and the migration was "
-            f"planned for {expected}. Undo the change and call `run` again, or abandon the "
-            "migration if it is not cut over."
-        )
-    return row_map.map_rows(vectors)

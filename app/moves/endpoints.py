@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
@@ -70,19 +70,15 @@ def get_migration(id: MigrationId, services: Svc, project: Reads) -> MigrationAn
     return MigrationAnswer.of(service.find_migration(services, project, id))
 
 
-NoBody = Annotated[None, Depends(read_no_body)]
+#: what the routes of jobs and steps share: none has a body
+CALL: dict[str, Any] = {
+    "responses": documented(400, 404, 409, 413, 422),
+    "dependencies": [Depends(read_no_body)],
+}
 
-PROBLEMS = documented(400, 404, 409, 413, 422)
 
-
-@router.post("/{id}/run", status_code=202, summary="Run a migration", responses=PROBLEMS)
-def run_migration(
-    id: MigrationId,
-    context: WriteContext,
-    _body: NoBody,
-    response: Response,
-    services: Svc,
-) -> Job:
+@router.post("/{id}/run", status_code=202, summary="Run a migration", **CALL)
+def run_migration(id: MigrationId, context: WriteContext, response: Response, services: Svc) -> Job:
     """Queues the job that gives every row a new vector and keeps the old one.
 
     The job continues where an earlier one was paused or stopped. Clients of the store see no
@@ -91,13 +87,9 @@ def run_migration(
     return _queue("run", id, context, response, services)
 
 
-@router.post("/{id}/verify", status_code=202, summary="Verify a migration", responses=PROBLEMS)
+@router.post("/{id}/verify", status_code=202, summary="Verify a migration", **CALL)
 def verify_migration(
-    id: MigrationId,
-    context: WriteContext,
-    _body: NoBody,
-    response: Response,
-    services: Svc,
+    id: MigrationId, context: WriteContext, response: Response, services: Svc
 ) -> Job:
     """Queues the job that checks a filled migration. `cutover` needs one that passed.
 
@@ -108,13 +100,9 @@ def verify_migration(
     return _queue("verify", id, context, response, services)
 
 
-@router.post("/{id}/sync", status_code=202, summary="Synchronise a store", responses=PROBLEMS)
+@router.post("/{id}/sync", status_code=202, summary="Synchronise a store", **CALL)
 def synchronise_store(
-    id: MigrationId,
-    context: WriteContext,
-    _body: NoBody,
-    response: Response,
-    services: Svc,
+    id: MigrationId, context: WriteContext, response: Response, services: Svc
 ) -> Job:
     """Queues a job that brings writes of the store's clients to the other side now.
 
@@ -123,10 +111,8 @@ def synchronise_store(
     return _queue("sync", id, context, response, services)
 
 
-@router.post("/{id}/pause", summary="Pause a migration", responses=PROBLEMS)
-def pause_migration(
-    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc
-) -> MigrationAnswer:
+@router.post("/{id}/pause", summary="Pause a migration", **CALL)
+def pause_migration(id: MigrationId, context: WriteContext, services: Svc) -> MigrationAnswer:
     """Asks the run to stop after its present batch. `run` continues from there.
 
     The answer may still have the state `running`.
@@ -134,57 +120,45 @@ def pause_migration(
     return MigrationAnswer.of(service.pause(services, context, id))
 
 
-@router.post("/{id}/cutover", summary="Cut a store over", responses=PROBLEMS)
-def cut_over(
-    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc
-) -> MigrationAnswer:
+@router.post("/{id}/cutover", summary="Cut a store over", **CALL)
+def cut_over(id: MigrationId, context: WriteContext, services: Svc) -> MigrationAnswer:
     """Makes the store's clients see the new vectors. `rollback` undoes it until `finish`.
 
     Refuses while `verify` has not passed since the last run, and for stores of the kinds
     `lancedb`, `sqlite-vec` and `faiss`, whose application opens the new vectors itself.
     If the server stops in the middle, the same call completes it.
     """
-    return MigrationAnswer.of(steps.cutover(services, context, id))
+    return MigrationAnswer.of(steps.take_step(services, context, id, "cutover"))
 
 
-@router.post("/{id}/rollback", summary="Roll a store back", responses=PROBLEMS)
-def roll_back(
-    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc
-) -> MigrationAnswer:
+@router.post("/{id}/rollback", summary="Roll a store back", **CALL)
+def roll_back(id: MigrationId, context: WriteContext, services: Svc) -> MigrationAnswer:
     """Makes the store's clients see the old vectors again.
 
     Rows that they wrote since the cutover have translated vectors. The new vectors stay, so that
     `cutover` is possible again.
     """
-    return MigrationAnswer.of(steps.rollback(services, context, id))
+    return MigrationAnswer.of(steps.take_step(services, context, id, "rollback"))
 
 
-@router.post("/{id}/finish", summary="Finish a migration", responses=PROBLEMS)
-def finish_migration(
-    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc
-) -> MigrationAnswer:
+@router.post("/{id}/finish", summary="Finish a migration", **CALL)
+def finish_migration(id: MigrationId, context: WriteContext, services: Svc) -> MigrationAnswer:
     """Deletes the old vectors. The store then belongs to the target encoder.
 
     A rollback is no longer possible. Stores of the kinds `lancedb`, `sqlite-vec` and `faiss` keep
     both vectors and their encoder: the application opens the new ones.
     """
-    return MigrationAnswer.of(steps.finish(services, context, id))
+    return MigrationAnswer.of(steps.take_step(services, context, id, "finish"))
 
 
-@router.post("/{id}/abandon", summary="Abandon a migration", responses=PROBLEMS)
-def abandon_migration(
-    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc
-) -> MigrationAnswer:
+@router.post("/{id}/abandon", summary="Abandon a migration", **CALL)
+def abandon_migration(id: MigrationId, context: WriteContext, services: Svc) -> MigrationAnswer:
     """Deletes the new vectors and all traces in the store. The old vectors stay as they are."""
-    return MigrationAnswer.of(steps.abandon(services, context, id))
+    return MigrationAnswer.of(steps.take_step(services, context, id, "abandon"))
 
 
 def _queue(
-    action: str,
-    id_: str,
-    context: RequestContext,
-    response: Response,
-    services: Services,
+    action: str, id_: str, context: RequestContext, response: Response, services: Services
 ) -> Job:
     """Queues a job, and names it in the header `Location`."""
     row = service.queue_action(services, context, id_, action)

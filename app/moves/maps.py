@@ -20,7 +20,7 @@ from app.anchors import made_pairs, spaces
 from app.anchors.samples import SAMPLE_TENSOR
 from app.context import RequestContext, Services
 from app.db import resources, tables
-from app.errors import Conflict, OutOfRange
+from app.errors import Conflict, OutOfRange, StoreChanged
 from app.maths.anchors.known_rows import find_known_rows, index_known_rows
 from app.maths.geometry.space import LARGEST_MAGNITUDE
 from app.maths.translators.translator import Translator, apply_into
@@ -89,10 +89,17 @@ class OneWayMap:
         return self.translator.nbytes + 4 * self.anchors.nbytes
 
     def map_rows(self, vectors: StoreVectors) -> MappedPage:
-        """Translate vectors (n, d). No vector stops it."""
+        """Translate vectors (n, d) of the store. No vector stops it.
+
+        Raises StoreChanged for another number of dimensions.
+        """
         count, dims = len(vectors), self.translator.dims
-        if vectors.ndim != 2 or vectors.shape[1] != dims[0]:
-            raise ValueError(f"vectors of shape {vectors.shape} for a map of {dims[0]} dimensions")
+        if vectors.shape[1] != dims[0]:
+            raise StoreChanged(
+                f"The store has vectors of {vectors.shape[1]} dimensions, and the migration was "
+                f"planned for {dims[0]}. Undo the change and call `run` again, or abandon the "
+                "migration if it is not cut over."
+            )
         out = np.zeros((count, dims[1]), dtype=np.float32)
         known = np.zeros(count, dtype=np.bool_)
         undirected = np.zeros(count, dtype=np.bool_)

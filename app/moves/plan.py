@@ -24,14 +24,17 @@ from app.errors import (
     blaming,
 )
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
-from app.moves import costs
 from app.moves.maps import BuiltMaps, build_maps
 from app.moves.reading import (
     StoreReading,
+    advice_document,
     check_reading,
+    encode_speed,
+    estimate_cost,
     read_store,
     refuse_lengths,
     require_migratable,
+    translate_speed,
 )
 from app.moves.schemas import NewMigration
 from app.moves.service import possible_calls
@@ -255,11 +258,11 @@ def _document(
 ) -> dict[str, Any]:
     """Return what `run` obeys, and what the plan estimates, as JSON."""
     target, rows = built.target.encoder, reading.facts.rows
-    encodes = costs.encode_speed(services, context, target, reading.texts)
-    cost = costs.estimate_cost(
+    encodes = encode_speed(services, context, target, reading.texts)
+    cost = estimate_cost(
         reading,
         target.dim,
-        translates=costs.translate_speed(built.maps, reading),
+        translates=translate_speed(built.maps, reading),
         encodes=encodes,
         re_embed=wanted.re_embed,
         rows_per_second=wanted.rows_per_second,
@@ -286,7 +289,7 @@ def _document(
         "re_embed": wanted.re_embed,
         "rows_per_second": wanted.rows_per_second,
         "batch": wanted.batch,
-        "advice": costs.advice_document(advised, estimate, cost, reading, encodes),
+        "advice": advice_document(advised, estimate, cost, reading, encodes),
         "cost": cost,
     }
 

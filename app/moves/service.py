@@ -21,40 +21,22 @@ from app.types import JobKind, JobState, MigrationState
 
 NextCall = Literal["run", "pause", "verify", "sync", "cutover", "rollback", "finish", "abandon"]
 
-#: the actions of jobs, and the states from which each begins
-ACTION_STATES: dict[str, tuple[MigrationState, ...]] = {
-    "run": (
-        MigrationState.planned,
-        MigrationState.running,
-        MigrationState.paused,
-        MigrationState.filled,
-    ),
-    "verify": (
-        MigrationState.filled,
-        MigrationState.cut_over,
-        MigrationState.rolled_back,
-    ),
-    "sync": (
-        MigrationState.filled,
-        MigrationState.cut_over,
-        MigrationState.rolled_back,
-    ),
-}
+_BEFORE_FILLED = (MigrationState.planned, MigrationState.running, MigrationState.paused)
+_FILLED = (MigrationState.filled, MigrationState.cut_over, MigrationState.rolled_back)
 
-#: the steps that a request waits for, and the states from which each begins
-STEP_STATES: dict[str, tuple[MigrationState, ...]] = {
+#: the calls, the most likely first, and the states from which each begins
+CALL_STATES: dict[str, tuple[MigrationState, ...]] = {
+    "run": (*_BEFORE_FILLED, MigrationState.filled),
+    "verify": _FILLED,
     "cutover": (MigrationState.filled, MigrationState.rolled_back),
-    "rollback": (MigrationState.cut_over,),
     "finish": (MigrationState.cut_over,),
-    "abandon": (
-        MigrationState.planned,
-        MigrationState.running,
-        MigrationState.paused,
-        MigrationState.filled,
-        MigrationState.rolled_back,
-    ),
+    "rollback": (MigrationState.cut_over,),
+    "sync": _FILLED,
+    "abandon": (*_BEFORE_FILLED, MigrationState.filled, MigrationState.rolled_back),
 }
 
+#: the calls that queue a job
+ACTIONS = ("run", "verify", "sync")
 
 #: the calls that only a store with a cutover has
 CUTOVER_CALLS = ("sync", "cutover", "rollback")
@@ -197,11 +179,11 @@ def possible_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
         return [] if busy else [step]
     if busy:
         return ["pause"] if state == MigrationState.running else []
-    calls = {**ACTION_STATES, **STEP_STATES}
+    calls = CALL_STATES
     if not has_cutover(row.store.kind):
-        calls |= {**dict.fromkeys(CUTOVER_CALLS, ()), "finish": (MigrationState.filled,)}
-    order = ("run", "verify", "cutover", "finish", "rollback", "sync", "abandon")
-    found = [name for name in order if state in calls[name]]
+        calls = {name: each for name, each in calls.items() if name not in CUTOVER_CALLS}
+        calls["finish"] = (MigrationState.filled,)
+    found = [name for name, states in calls.items() if state in states]
     if state == MigrationState.filled:
         found.append(found.pop(found.index("run")))
     return found

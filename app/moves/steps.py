@@ -8,7 +8,6 @@ be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import update
@@ -32,67 +31,27 @@ from app.moves.sync import drain_held
 from app.stores.registry import has_cutover
 from app.types import MigrationState
 
-#: what a step does to the store; it returns what it found
-Act = Callable[[MigrationContext, Lease], dict[str, Any]]
-
 #: how long a step waits for a synchronisation, or for the lease of a lost process
 STEP_WAIT_S = LEASE_S + 5.0
 
-
-def cutover(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
-    """Make clients see the new vectors.
-
-    Raises NotFound, WrongState, MigrationActive, BelowEstimate, Overloaded and the
-    store's errors.
-    """
-
-    def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
-        return {"cutover": {"pause_s": move.live.cutover(move.forward).pause_s}}
-
-    return _take_step(services, context, migration_id, "cutover", MigrationState.cut_over, act)
+#: the state after each step
+AFTER = {
+    "cutover": MigrationState.cut_over,
+    "rollback": MigrationState.rolled_back,
+    "finish": MigrationState.finished,
+    "abandon": MigrationState.abandoned,
+}
 
 
-def rollback(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
-    """Make clients see the old vectors again. The new ones stay. Raises as `cutover`."""
-
-    def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
-        return {"rollback": {"pause_s": move.live.rollback(move.backward).pause_s}}
-
-    return _take_step(services, context, migration_id, "rollback", MigrationState.rolled_back, act)
-
-
-def finish(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
-    """Delete the old vectors: the store now belongs to the target encoder. Raises as `cutover`.
-
-    Where the application opens the new vectors itself, both stay, and so does the encoder.
-    """
-
-    def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
-        move.migration.finish()
-        return {}
-
-    return _take_step(services, context, migration_id, "finish", MigrationState.finished, act)
-
-
-def abandon(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
-    """Delete the new vectors. Raises as `cutover`."""
-
-    def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
-        move.migration.abandon()
-        return {}
-
-    return _take_step(services, context, migration_id, "abandon", MigrationState.abandoned, act)
-
-
-def _take_step(
-    services: Services,
-    context: RequestContext,
-    migration_id: str,
-    step: str,
-    after: MigrationState,
-    act: Act,
+def take_step(
+    services: Services, context: RequestContext, migration_id: str, step: str
 ) -> MigrationStatus:
-    """Take a step of the store and of the row, which a repeated call completes."""
+    """Take a step of the store and of the row, which a repeated call completes.
+
+    A rollback keeps the new vectors. After `finish`, the store belongs to the target encoder; where
+    the application opens the new vectors itself, both stay, and so does the encoder.
+    Raises NotFound, WrongState, MigrationActive, BelowEstimate, Overloaded and the store's errors.
+    """
     found = find_migration(services, context.project, migration_id)
     refuse_unless_possible(found.row, step, busy=found.is_busy)
     with (
@@ -110,34 +69,40 @@ def _take_step(
             drain_held(move, held)
         held.save(unchanged=found.row, position={**held.position, STEP: step})
         try:
-            news = act(move, held)
+            news = _change_store(move, step)
         except AnchorageError as error:
             # An unavailable store may have done it, or not, unless its error excludes it.
             if not isinstance(error, Unavailable) or is_unchanged(error):
                 held.save(position=_without_step(held))
             raise
-        _record(context, held, step, after, news)
+        _record(context, held, step, news)
     services.names.forget()
-    if after == MigrationState.finished:  # the store may remember what it was
+    if step == "finish":  # the store may remember what it was
         services.stores.forget(services.stores.location(found.row.store))
     return find_migration(services, context.project, migration_id)
 
 
-def _record(
-    context: RequestContext,
-    held: Lease,
-    step: str,
-    after: MigrationState,
-    news: dict[str, Any],
-) -> None:
+def _change_store(move: MigrationContext, step: str) -> dict[str, Any]:
+    """Take the step of the store, and return what was found, for the row."""
+    if step == "cutover":
+        return {step: {"pause_s": move.live.cutover(move.forward).pause_s}}
+    if step == "rollback":
+        return {step: {"pause_s": move.live.rollback(move.backward).pause_s}}
+    if step == "finish":
+        move.migration.finish()
+    else:
+        move.migration.abandon()
+    return {}
+
+
+def _record(context: RequestContext, held: Lease, step: str, news: dict[str, Any]) -> None:
     """Write the row's next state, what was found, the store's encoder, and the audit row."""
-    ended = after in (MigrationState.finished, MigrationState.abandoned)
     at = tables.now()
     dated = {name: {**each, "at": at.isoformat()} for name, each in news.items()}
     row = held.row
 
     def write(session: Session) -> None:
-        if after == MigrationState.finished and has_cutover(row.store.kind):
+        if step == "finish" and has_cutover(row.store.kind):
             owner = tables.StoreRow.id == row.store_id
             statement = update(tables.StoreRow).where(owner)
             changed_rows(session, statement.values(encoder_id=row.target_id))
@@ -145,11 +110,11 @@ def _record(
 
     held.save(
         within=write,
-        state=after,
+        state=AFTER[step],
         position=_without_step(held),
         found={**row.found, **dated},
         error=None,
-        ended_at=at if ended else None,
+        ended_at=at if step in ("finish", "abandon") else None,
     )
 
 

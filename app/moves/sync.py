@@ -26,16 +26,9 @@ from app.moves.context import (
     without_url,
 )
 from app.moves.lease import Lease, take_lease
-from app.types import MigrationState
+from app.moves.service import CALL_STATES
 
 log = logging.getLogger("anchorage.migration")
-
-#: the states in which the worker applies changes
-SYNCED_STATES = (
-    MigrationState.filled,
-    MigrationState.cut_over,
-    MigrationState.rolled_back,
-)
 
 #: longest time that a worker spends on one migration in one round
 ROUND_S = 2.0
@@ -59,7 +52,7 @@ def sync_all(
     """
     due = {} if due is None else due
     with services.db.transaction() as session:
-        rows = queries.idle_in(session, SYNCED_STATES)
+        rows = queries.idle_in(session, CALL_STATES["sync"])
     total = 0
     for row in rows:
         if stopping():
@@ -101,7 +94,7 @@ def _logging(services: Services, row: tables.MigrationRow, what: str) -> Iterato
 
 def _sync_idle(services: Services, move: MigrationContext, stopping: Callable[[], bool]) -> int:
     with take_lease(services, move.row.id) as held:
-        if held.row.state not in SYNCED_STATES or held.row.position.get(queries.STEP):
+        if held.row.state not in CALL_STATES["sync"] or held.row.position.get(queries.STEP):
             return 0
         ends = time.monotonic() + ROUND_S
         return drain_held(move, held, stop=lambda count: stopping() or time.monotonic() >= ends)

@@ -108,7 +108,7 @@ def test_a_full_disk(on_sqlite: Services, own_pgvector: PgvectorServer) -> None:
         remount(disk, "size=64m")
         moving.do("run")
         assert complete(moving)
-        steps.abandon(moving.services, CONTEXT, moving.id)
+        steps.take_step(moving.services, CONTEXT, moving.id, "abandon")
         on_sqlite.stores.close()
         own_pgvector.execute("DROP TABLESPACE small")
 

@@ -137,7 +137,7 @@ def test_vectors_of_another_encoder_are_refused_unless_forced(begin: Callable[..
     assert refused.value.more["space"]["likeliest"] == "other"
     forced = table.plan(force_space=True)
     assert forced.row.plan["space"]["forced"] is True
-    steps.abandon(table.services, CONTEXT, forced.id)
+    steps.take_step(table.services, CONTEXT, forced.id, "abandon")
     with pytest.raises(WrongSpace, match="wrong way"):
         table.plan(target="other")
 
@@ -155,7 +155,7 @@ def test_a_store_without_a_text_field_cannot_be_encoded_again_unless_its_items_e
         planned = table.plan(**facts)
         advice = planned.row.plan["advice"]
         assert {each["name"] for each in advice if not each["possible"]} == impossible
-        steps.abandon(table.services, CONTEXT, planned.id)
+        steps.take_step(table.services, CONTEXT, planned.id, "abandon")
 
 
 def test_anchors_that_are_not_related_are_refused_unless_forced(table: Table) -> None:
@@ -204,7 +204,7 @@ def test_a_table_has_one_migration_at_a_time_however_many_plan_one(table: Table)
         with pytest.raises(MigrationActive, match="is planned") as refused:
             table.plan(store=store)
         assert refused.value.more == {"migration": planned}
-    steps.abandon(table.services, CONTEXT, planned)
+    steps.take_step(table.services, CONTEXT, planned, "abandon")
     assert table.plan(store="same").id != planned
 
 

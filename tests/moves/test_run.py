@@ -64,13 +64,16 @@ def test_anchors_get_their_native_vectors_and_rows_without_a_direction_are_named
         "new": 297,
         "skipped": 3,
     }
-    steps.cutover(moving.services, CONTEXT, moving.id)
+    steps.take_step(moving.services, CONTEXT, moving.id, "cutover")
     with moving.connect() as connection:
         seen = connection.execute(f"SELECT id, embedding IS NULL FROM {moving.table}")  # noqa: S608
         empty = dict(seen.fetchall())
     assert len(empty) == 300
     assert {each for each in empty if empty[each]} == {7, 150, 299}
-    for undo in (lambda: None, lambda: steps.rollback(moving.services, CONTEXT, moving.id)):
+    for undo in (
+        lambda: None,
+        lambda: steps.take_step(moving.services, CONTEXT, moving.id, "rollback"),
+    ):
         undo()
         moving.do("verify")
         assert moving.now.row.found["verify"]["rows"]["passed"]
@@ -162,9 +165,9 @@ def test_of_two_requests_at_once_one_queues_a_job(moving: Moving) -> None:
     for action in ("verify", "sync"):
         with pytest.raises(MigrationActive):
             moving.queue(action)
-    for step in (steps.cutover, steps.abandon):
+    for step in ("cutover", "abandon"):
         with pytest.raises(MigrationActive, match="Job"):
-            step(moving.services, CONTEXT, moving.id)
+            steps.take_step(moving.services, CONTEXT, moving.id, step)
 
 
 def test_a_run_keeps_to_its_rows_a_second(begin: Callable[..., Moving]) -> None:

@@ -38,7 +38,7 @@ def test_writes_before_a_cutover_are_translated(filled: Moving) -> None:
 
 
 def test_writes_after_a_cutover_are_translated_back_until_the_end(verified: Moving) -> None:
-    steps.cutover(verified.services, CONTEXT, verified.id)
+    steps.take_step(verified.services, CONTEXT, verified.id, "cutover")
     new = expected(verified, old_vectors(3, 40))
     verified.insert(ROWS, new)
     verified.execute("DELETE FROM {} WHERE id = 1")
@@ -47,13 +47,13 @@ def test_writes_after_a_cutover_are_translated_back_until_the_end(verified: Movi
     back = verified.maps.backward.map_rows(new).vectors
     assert list(page.ids) == [ROWS, ROWS + 2]
     assert np.allclose(page.vectors, back[[0, 2]], atol=1e-5)
-    steps.rollback(verified.services, CONTEXT, verified.id)
+    steps.take_step(verified.services, CONTEXT, verified.id, "rollback")
     rows = verified.read()
     assert set(rows) == set(range(ROWS + 3)) - {1}
     assert np.allclose(rows[ROWS + 1][0], back[1], atol=1e-5)
     verified.insert(2, old_vectors(1, 41))
     assert sync.sync_all(verified.services) == 1
-    steps.cutover(verified.services, CONTEXT, verified.id)
+    steps.take_step(verified.services, CONTEXT, verified.id, "cutover")
     rows = verified.read()
     assert set(rows) == set(range(ROWS + 3)) - {1}
     assert np.allclose(rows[2][0], expected(verified, old_vectors(1, 41))[0], atol=1e-5)
@@ -135,7 +135,7 @@ def test_a_worker_synchronises_by_itself(verified: Moving, monkeypatch: pytest.M
         verified.insert(7, old_vectors(1, 90))
         target = expected(verified, old_vectors(1, 90))[0]
         until(lambda: np.allclose(verified.new_vectors()[7], target, atol=1e-5))
-        steps.cutover(verified.services, CONTEXT, verified.id)
+        steps.take_step(verified.services, CONTEXT, verified.id, "cutover")
         verified.insert(ROWS, expected(verified, old_vectors(1, 95)))
         until(lambda: len(store_of(verified).fetch([ROWS]).ids) == 1)
     finally:

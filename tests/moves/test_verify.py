@@ -102,11 +102,11 @@ def test_a_new_column_is_named(filled: Moving) -> None:
 
 
 def test_a_store_is_verified_after_a_cutover_and_a_rollback_too(verified: Moving) -> None:
-    steps.cutover(verified.services, CONTEXT, verified.id)
+    steps.take_step(verified.services, CONTEXT, verified.id, "cutover")
     new = verified.maps.translate(old_vectors(4, 93))
     verified.insert(ROWS, new)
     assert found(verified)["passed"]
-    steps.rollback(verified.services, CONTEXT, verified.id)
+    steps.take_step(verified.services, CONTEXT, verified.id, "rollback")
     assert found(verified)["passed"]
 
 
