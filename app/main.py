@@ -35,7 +35,6 @@ from app.lanes import use_threads
 from app.moves import endpoints as migrations
 from app.openai import endpoints as openai
 from app.ops import health, tracing
-from app.search import decide_endpoints as decide
 from app.search import endpoints as store_search
 from app.settings import Settings
 from app.stores import endpoints as stores
@@ -59,7 +58,6 @@ RESOURCES = (
     anchor_samples,
     anchor_reports,
     bootstrap,
-    decide,
     translators,
     migrations,
     jobs,

@@ -24,8 +24,7 @@ from app.maths.relevance.advice import (
     rank_options,
 )
 from app.maths.relevance.options import NATIVE_COUNT
-from app.search.native import embeds_texts
-from app.search.scoring import comparison_of, default_weight_of
+from app.search.scoring import comparison_of, default_weight_of, embeds_texts
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
 from app.translate import service as apply

@@ -29,7 +29,7 @@ from app.maths.relevance.cloze import (
     reciprocal_ranks,
 )
 from app.search.decide_schemas import CompareRequest
-from app.search.native import embeds_texts
+from app.search.scoring import embeds_texts
 from app.types import InputRole, JobKind
 
 #: rows of a store that are read for each text, because some are short

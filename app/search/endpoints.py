@@ -1,22 +1,36 @@
-"""/stores/{name}/search and /rescore: an old index is searched by a new encoder."""
+"""/stores/{name}/search and /rescore: an old index is searched by a new encoder.
+
+/compare, /evaluate and /advice: what to do with an index after a change of encoder.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from enum import Enum
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.http import answers, media_types
-from app.http.bodies import Call, json_body, vector_call
+from app.http.bodies import Call, context_of, json_body, vector_call
 from app.http.deps import PathName, ReadContext, Svc, WriteContext
 from app.http.problems import documented
-from app.jobs.answers import FIT_QUEUED
+from app.jobs.answers import ASYNC, FIT_QUEUED, Prefer, accepted, wants_job
+from app.jobs.schemas import Job
 from app.ops import metrics
-from app.search import native_vectors, rescoring, service
+from app.search import advice, compare, native_vectors, rescoring, service
+from app.search import evaluate as evaluation
+from app.search.decide_schemas import (
+    AdviceOut,
+    AdviceRequest,
+    CompareRequest,
+    EvaluateRequest,
+    EvaluationOut,
+    RelevanceOut,
+)
 from app.search.schemas import (
     DeletedVectors,
     RescoreAnswer,
@@ -24,14 +38,19 @@ from app.search.schemas import (
     StoreSearchAnswer,
     StoreSearchRequest,
 )
+from app.types import Scope
 
-router = APIRouter(tags=["Search an old index"])
+router = APIRouter()
+
+SEARCH: list[str | Enum] = ["Search an old index"]
+DECIDE: list[str | Enum] = ["Decide"]
 
 CANDIDATE_COUNTS = metrics.BATCH_VECTORS.labels("rescore")
 
 
 @router.post(
     "/stores/{name}/search",
+    tags=SEARCH,
     summary="Search a store with a new encoder",
     responses={
         200: {"model": StoreSearchAnswer},
@@ -57,6 +76,7 @@ async def search_store(
 
 @router.delete(
     "/stores/{name}/native-vectors",
+    tags=SEARCH,
     summary="Delete stored vectors of a store's texts",
     responses=documented(404, 422),
 )
@@ -78,6 +98,7 @@ def delete_native_vectors(
 
 @router.post(
     "/rescore",
+    tags=SEARCH,
     summary="Order candidates by the new encoder",
     responses={
         200: {"model": RescoreAnswer},
@@ -99,6 +120,82 @@ async def rescore(
         answer = await rescoring.rescore(call.services, call.context, call.body)
     CANDIDATE_COUNTS.observe(sum(len(one.ids) for one in call.body.candidates))
     return await run_in_threadpool(_respond, answer, call.timing)
+
+
+@router.post(
+    "/compare",
+    tags=DECIDE,
+    status_code=202,
+    summary="Compare encoders without judgements",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
+def compare_encoders(
+    context: WriteContext,
+    body: Annotated[CompareRequest, json_body(CompareRequest)],
+    response: Response,
+    services: Svc,
+) -> Job:
+    """Measures which encoder finds the text that a few of its words were cut from.
+
+    The job's result has each encoder's mean reciprocal rank and each pair's difference, with 95 %
+    intervals. Default weights of `POST /rescore` and of store searches, and `POST /advice`, use
+    the newest comparison of a pair.
+    """
+    return accepted(response, compare.compare_later(services, context, body), preferred=False)
+
+
+@router.post(
+    "/evaluate",
+    tags=DECIDE,
+    summary="Evaluate a translation",
+    responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+)
+def evaluate(
+    context: ReadContext,
+    body: Annotated[EvaluateRequest, json_body(EvaluateRequest)],
+    request: Request,
+    response: Response,
+    services: Svc,
+    prefer: Prefer = None,
+) -> EvaluationOut | RelevanceOut | Job:
+    """Measures a translation on items whose vectors by both encoders the client has.
+
+    The answer compares it with no translation and with the target's own vectors.
+    With `judgements`, the answer says what people find by each of eight options: keep the
+    old encoder, bridge, cascade, fuse, the last two with native scores, translate, or re-embed.
+    Work of more than about a second becomes a job, as does all work with `Prefer: respond-async`;
+    a job needs a key with the scope `write`.
+    """
+    task = evaluation.check(services, context.project, body)
+    if not task.is_small or wants_job(prefer):
+        context_of(request, Scope.write)
+        job = evaluation.evaluate_later(services, context, task)
+        return accepted(response, job, preferred=wants_job(prefer))
+    answer = task.measure(services, context)
+    model = EvaluationOut if body.judgements is None else RelevanceOut
+    return model.model_validate(answer)
+
+
+@router.post(
+    "/advice",
+    tags=DECIDE,
+    summary="Advise what to do with an index",
+    responses={202: FIT_QUEUED, **documented(400, 404, 409, 413, 415, 422)},
+)
+def give_advice(
+    context: ReadContext,
+    body: Annotated[AdviceRequest, json_body(AdviceRequest)],
+    response: Response,
+    services: Svc,
+) -> AdviceOut:
+    """Ranks what one can do after a change of encoder, from staying to encoding everything again.
+
+    With an evaluation of judgements, the qualities are those that it measured.
+    Without, the order follows what was measured on other collections.
+    """
+    answer = advice.advise(services, context, body.translator_request(), body)
+    response.headers.update(answers.describe_in_headers({"warnings": answer["warnings"]}))
+    return AdviceOut.model_validate(answer)
 
 
 def _respond(answer: dict[str, Any], timing: Callable[[], str]) -> Response:

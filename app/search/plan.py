@@ -24,9 +24,13 @@ from app.errors import (
     blaming,
 )
 from app.moves.queries import STEP
-from app.search.native import USUAL_NATIVE, require_texts_encoder
 from app.search.schemas import StoreSearchMode, StoreSearchRequest
-from app.search.scoring import refuse_fields_of_fuse, sent_old_queries
+from app.search.scoring import (
+    USUAL_NATIVE,
+    refuse_fields_of_fuse,
+    require_texts_encoder,
+    sent_old_queries,
+)
 from app.stores import queries
 from app.stores.port import Side, StoreVectors
 from app.stores.registry import has_cutover

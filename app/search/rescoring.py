@@ -16,15 +16,18 @@ from app.encoders import encoding
 from app.encoders.models.base import Inputs
 from app.errors import InvalidRequest, MissingField, NotExactlyOne, TooManyVectors
 from app.maths.translators.translator import no_flags
-from app.search.native import USUAL_NATIVE, NativeScoring, embeds_texts, require_texts_encoder
 from app.search.queries import StoreRowId
 from app.search.schemas import RescoreRequest
 from app.search.scoring import (
+    USUAL_NATIVE,
     EncoderPair,
+    NativeScoring,
     Scored,
     Scoring,
+    embeds_texts,
     join_candidates,
     refuse_fields_of_fuse,
+    require_texts_encoder,
     score_candidates,
     sent_old_queries,
 )

@@ -17,10 +17,16 @@ from torch import Tensor
 
 from app.context import RequestContext, Services
 from app.errors import Invalid, StoreChanged, WrongState
-from app.search.native import NativeScoring, texts_of_store
 from app.search.plan import SearchPlan, plan_search, refuse_unsettled
 from app.search.schemas import StoreSearchRequest
-from app.search.scoring import Scored, Scoring, join_candidates, score_candidates
+from app.search.scoring import (
+    NativeScoring,
+    Scored,
+    Scoring,
+    join_candidates,
+    score_candidates,
+    texts_of_store,
+)
 from app.stores import queries
 from app.stores.port import Hits, Page, Search, Store
 from app.translate.warnings import AnswerWarning, warnings_about_change
