@@ -138,33 +138,26 @@ def status(
 @cli.command("pause")
 def pause(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Stop a run after its present batch. `run` continues from there."""
-    with connect(url) as client:
-        _report(_find(client, store).pause().data, as_json)
+    _take_step(url, store, "pause", as_json)
 
 
 @cli.command("cutover")
 def cutover(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Make the store's clients see the new vectors. `rollback` undoes it."""
-    with connect(url) as client:
-        _report(_find(client, store).cutover().data, as_json)
+    _take_step(url, store, "cutover", as_json)
 
 
 @cli.command("rollback")
 def rollback(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Make the store's clients see the old vectors again. The new ones stay."""
-    with connect(url) as client:
-        _report(_find(client, store).rollback().data, as_json)
+    _take_step(url, store, "rollback", as_json)
 
 
 @cli.command("finish")
 def finish(store: Store, yes: Yes = False, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Delete the old vectors, which a cutover has replaced. A rollback is no longer possible."""
-    with connect(url) as client:
-        found = _find(client, store)
-        if not yes:
-            question = f"Finish {store}? After a cutover, this deletes the old vectors for good."
-            typer.confirm(question, abort=True)
-        _report(found.finish().data, as_json)
+    question = f"Finish {store}? After a cutover, this deletes the old vectors for good."
+    _take_step(url, store, "finish", as_json, None if yes else question)
 
 
 @cli.command("abandon")
@@ -172,11 +165,17 @@ def abandon(
     store: Store, yes: Yes = False, as_json: AsJson = False, url: Url = DEFAULT_URL
 ) -> None:
     """Delete the new vectors. The store stays as it was."""
+    question = f"This deletes the new vectors of {store}. Abandon?"
+    _take_step(url, store, "abandon", as_json, None if yes else question)
+
+
+def _take_step(url: str, store: str, step: str, as_json: bool, question: str | None = None) -> None:
+    """Take a step, after a person's yes to the question, and print the state after it."""
     with connect(url) as client:
         found = _find(client, store)
-        if not yes:
-            typer.confirm(f"This deletes the new vectors of {store}. Abandon?", abort=True)
-        _report(found.abandon().data, as_json)
+        if question is not None:
+            typer.confirm(question, abort=True)
+        _report(getattr(found, step)().data, as_json)
 
 
 def _find(client: Client, store: str) -> Migration:

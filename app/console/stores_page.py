@@ -79,7 +79,7 @@ def show_store_verdict(
         template,
         advice=advice,
         target=target,
-        chart=verdict_chart(f"{target}-{advice['translator']}", advice),
+        chart=verdict_chart(advice),
         meanings=wording.OPTIONS,
         certainties=wording.CERTAINTIES,
     )

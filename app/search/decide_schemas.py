@@ -192,44 +192,33 @@ class RelevanceOut(BaseModel):
 Neighbours = Annotated[int, Field(ge=1, le=100)]
 
 
-CentredCosine = Annotated[
-    float,
-    Field(
-        description="Mean centred cosine to the item's own vector, -1 to 1: of both vectors less "
-        "the anchors' mean. `plain_cosine` is usually higher."
-    ),
-]
-
-
 class QualityOut(BaseModel):
-    """Quality over `n` items. Vectors are centred on the anchors' mean."""
+    """Quality over `n` items, with a 95 % interval for each measure.
+
+    Vectors are centred on the anchors' mean.
+    """
 
     n: int = Field(description="Number of items measured.")
     k: int = Field(description="Number of neighbours for `recall` and the Jaccard index.")
-    cosine: CentredCosine
-    plain_cosine: float | None = Field(
-        None,
+    cosine: float = Field(
+        description="Mean centred cosine to the item's own vector, -1 to 1: of both vectors less "
+        "the anchors' mean. `plain_cosine` is usually higher."
+    )
+    plain_cosine: float = Field(
         description="Mean cosine to the item's own vector without centring, as a vector database "
-        "computes it, -1 to 1. Null in reports from before it was measured.",
+        "computes it, -1 to 1."
     )
     mrr: float = Field(description="Mean reciprocal rank of the item's own vector, 0 to 1.")
     recall: float = Field(
         description="Mean share of the native query's `k` nearest items that are found, 0 to 1."
     )
-    recall_1: float | None = Field(
-        None,
-        description="Share of queries that find the same nearest item as the native query, 0 to 1. "
-        "Null in reports from before it was measured.",
+    recall_1: float = Field(
+        description="Share of queries that find the same nearest item as the native query, 0 to 1."
     )
     jaccard_target: float = Field(
         description="Mean Jaccard index of the `k` neighbours that the query and the native query "
         "have among the native vectors, 0 to 1."
     )
-
-
-class QualityWithIntervalsOut(QualityOut):
-    """Quality with a 95 % interval for each measure."""
-
     intervals: dict[str, tuple[float, float]] = Field(
         description="95 % interval of each measure over other items, [low, high], by measure."
     )
@@ -290,13 +279,11 @@ class EvaluationOut(BaseModel):
         description="Number of items whose direction the anchors do not span. "
         "They become the target's mean."
     )
-    translated: QualityWithIntervalsOut = Field(description="Quality of the translated vectors.")
-    do_nothing: QualityWithIntervalsOut = Field(
+    translated: QualityOut = Field(description="Quality of the translated vectors.")
+    do_nothing: QualityOut = Field(
         description="Quality of the source vectors without translation, cut or padded with zeros."
     )
-    native: QualityWithIntervalsOut = Field(
-        description="Quality of the target's own vectors: the upper bound."
-    )
+    native: QualityOut = Field(description="Quality of the target's own vectors: the upper bound.")
 
 
 class AdviceRequest(PairRequest, AdviceFacts):

@@ -154,19 +154,24 @@ class StoreSearchRequest(Body):
     )
 
 
-class StoreQueryResults(BaseModel):
-    """The results of one query, best first."""
+class QueryResults(BaseModel):
+    """The results of one query, best first. Candidates of equal score stay in their order."""
 
-    ids: list[str | int] = Field(description="The store's ids.")
+    ids: list[str | int] = Field(description="Ids, as the store has them or as they were sent.")
     scores: list[float] = Field(
-        description="Scores, larger is nearer: of a cascade, cosines; of `bridge` and `translate`, "
-        "the store's; fused scores are comparable within one query only."
-    )
-    payloads: list[dict[str, Any]] | None = Field(
-        None, description="The store's payloads, if requested."
+        description="Scores, larger is nearer: of a cascade, cosines from -1 to 1; of `bridge` and "
+        "`translate`, the store's; fused scores are comparable within one query only."
     )
     native: list[str | int] | None = Field(
         None, description="Ids that were scored by a native vector, if any were to be."
+    )
+
+
+class StoreQueryResults(QueryResults):
+    """The results of one query in a store."""
+
+    payloads: list[dict[str, Any]] | None = Field(
+        None, description="The store's payloads, if requested."
     )
 
 
@@ -333,19 +338,6 @@ class RescoreRequest(PairRequest):
     )
     limit: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
         None, description="Most results of each query. Default: all candidates."
-    )
-
-
-class QueryResults(BaseModel):
-    """The candidates of one query, best first. Candidates of equal score stay in their order."""
-
-    ids: list[str | int] = Field(description="Ids of the candidates, as sent.")
-    scores: list[float] = Field(
-        description="Their scores. In a cascade, cosines from -1 to 1; fused scores are "
-        "comparable within one query only."
-    )
-    native: list[str | int] | None = Field(
-        None, description="Ids that were scored by a native vector, if any were to be."
     )
 
 

@@ -1,15 +1,13 @@
-"""Pages that need no store of their own: files, jobs, formats and charts."""
+"""Pages that need no store of their own: files, jobs, and formats."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from typing import Any
-from xml.etree import ElementTree
 
 from starlette.testclient import TestClient
 
-from app.console.charts import Bar, draw_bars
 from app.console.formats import with_code
 
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
@@ -30,13 +28,6 @@ def test_files_need_no_key_and_only_those_of_the_folder_are_found(locked: TestCl
     assert locked.get("/console/static/htmx.min.js").status_code == 200
     for name in ("none.css", "..%2Fassets.py", "%2e%2e/assets.py"):
         assert locked.get(f"/console/static/{name}").status_code == 404
-
-
-def test_a_chart_has_no_inline_style_and_no_script_and_escapes_labels() -> None:
-    markup = draw_bars("b", [Bar("Title <b>", 0.5, 0.4, 0.6, certain=False)])
-    assert "style" not in markup
-    assert "<script" not in markup
-    assert next(ElementTree.fromstring(str(markup)).itertext()) == "Title <b>"  # noqa: S314
 
 
 def test_code_is_marked_and_everything_is_escaped() -> None:

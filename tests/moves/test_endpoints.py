@@ -1,10 +1,12 @@
-"""/migrations: plans, jobs and steps over HTTP, on a real table with a worker."""
+"""/migrations over HTTP with a worker: on a table, and on a file that its application opens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
@@ -14,26 +16,36 @@ from tests.pgvector_server import PgvectorServer
 
 
 @pytest.fixture
-def client(serve: Callable[..., TestClient], pgvector_url: str) -> TestClient:
-    return serve(stores={"main": pgvector_url})
+def client(serve: Callable[..., TestClient], pgvector_url: str, tmp_path: Path) -> TestClient:
+    (tmp_path / "indexes").mkdir()
+    return serve(stores={"main": pgvector_url, "files": str(tmp_path / "indexes")})
 
 
 @pytest.fixture
-def moved(
-    stocked: TestClient, embeddings: dict[str, np.ndarray], pgvector_server: PgvectorServer
-) -> str:
-    """The path of a planned migration of 400 rows from `first` to `second`."""
+def rows(embeddings: dict[str, np.ndarray]) -> np.ndarray:
+    """400 vectors near those of the encoder `first`."""
     draw = np.random.default_rng(1)
-    rows = np.repeat(embeddings["first"], 10, axis=0) + 0.1 * draw.normal(size=(400, 8))
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    table = make_table(pgvector_server, rows.astype(np.float32))
-    place = {"kind": "pgvector", "address": "main", "collection": table}
-    answer = stocked.post("/stores", json={"name": "docs", **place, "encoder": "first"})
+    made = np.repeat(embeddings["first"], 10, axis=0) + 0.1 * draw.normal(size=(400, 8))
+    return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
+
+
+def plan(client: TestClient, **place: str) -> dict[str, Any]:
+    """A planned migration of the store `docs` from `first` to `second`."""
+    answer = client.post("/stores", json={"name": "docs", **place, "encoder": "first"})
     assert answer.status_code == 201, answer.text
-    plan = {"store": "docs", "target": "second", "anchor_set": "items", "batch": 50}
-    answer = stocked.post("/migrations", json={**plan, "min_recall": 0.5})
+    wanted = {"store": "docs", "target": "second", "anchor_set": "items", "min_recall": 0.5}
+    answer = client.post("/migrations", json={**wanted, "batch": 50})
     assert answer.status_code == 201, answer.text
-    return f"/migrations/{answer.json()['id']}"
+    assert answer.headers["location"] == f"/migrations/{answer.json()['id']}"
+    return answer.json()
+
+
+@pytest.fixture
+def moved(stocked: TestClient, rows: np.ndarray, pgvector_server: PgvectorServer) -> str:
+    """The path of a planned migration."""
+    table = make_table(pgvector_server, rows)
+    planned = plan(stocked, kind="pgvector", address="main", collection=table)
+    return f"/migrations/{planned['id']}"
 
 
 def test_a_store_moves_over_http(
@@ -54,28 +66,13 @@ def test_a_store_moves_over_http(
         assert (shown["state"], shown["error"]) == ("filled", None)
     assert shown["progress"]["rows"] == shown["progress"]["total"] == 400
     assert shown["found"]["verify"]["passed"]
-    for step, state in (
-        ("cutover", "cut-over"),
-        ("rollback", "rolled-back"),
-        ("cutover", "cut-over"),
-        ("finish", "finished"),
-    ):
+    states = {"cutover": "cut-over", "rollback": "rolled-back", "finish": "finished"}
+    for step in ("cutover", "rollback", "cutover", "finish"):
         answer = stocked.post(f"{moved}/{step}", json={})
-        assert (answer.status_code, answer.json()["state"]) == (200, state), answer.text
+        assert (answer.status_code, answer.json()["state"]) == (200, states[step]), answer.text
     assert answer.json()["next"] == []
     assert answer.json()["ended_at"] is not None
     assert stocked.get("/stores/docs").json()["encoder"] == "second"
-    noted = stocked.get("/audit").json()["writes"]
-    actions = [each["action"] for each in noted if each["resource"] == "migration"]
-    assert actions[::-1][1:] == [
-        "run",
-        "verify",
-        "sync",
-        "cutover",
-        "rollback",
-        "cutover",
-        "finish",
-    ]
 
 
 def test_steps_that_are_not_possible_say_what_is(stocked: TestClient, moved: str) -> None:
@@ -88,3 +85,50 @@ def test_steps_that_are_not_possible_say_what_is(stocked: TestClient, moved: str
         assert (unknown.status_code, unknown.json()["code"]) == (404, "migration-not-found")
     body = stocked.post(f"{moved}/run", json={"force": True})
     assert (body.status_code, body.json()["code"]) == (422, "invalid-request")
+
+
+def test_a_file_is_filled_verified_and_left_to_the_application(
+    stocked: TestClient,
+    rows: np.ndarray,
+    embeddings: dict[str, np.ndarray],
+    finished: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "indexes" / "docs.faiss"
+
+    def write(vectors: np.ndarray) -> None:
+        index = faiss.index_factory(8, "IDMap2,Flat", faiss.METRIC_INNER_PRODUCT)
+        index.add_with_ids(vectors, np.arange(len(vectors)))
+        faiss.write_index(index, str(path))
+
+    def act(action: str) -> dict[str, Any]:
+        job = finished(stocked, stocked.post(f"{moved}/{action}").json()["id"])
+        assert job["state"] == "succeeded", job
+        return stocked.get(moved).json()
+
+    write(rows[:390])
+    planned = plan(stocked, kind="faiss", address="files", collection="docs.faiss")
+    assert "stop-writes" in {note["code"] for note in planned["plan"]["notes"]}
+    moved = f"/migrations/{planned['id']}"
+    assert act("run")["next"] == ["verify", "abandon", "run"]
+    for step in ("cutover", "rollback", "sync"):
+        answer = stocked.post(f"{moved}/{step}")
+        assert (answer.status_code, answer.json()["code"]) == (409, "wrong-state")
+        assert "open the new file in your application" in answer.json()["detail"]
+    assert stocked.post(f"{moved}/finish").json()["code"] == "below-estimate"
+    write(rows)  # although nothing should be written now
+    verified = act("verify")["found"]["verify"]
+    assert not verified["passed"]
+    assert "differ by 10 rows: rows were added or deleted" in verified["rows"]["detail"]
+    act("run")
+    shown = act("verify")
+    assert shown["found"]["verify"]["passed"], shown["found"]
+    assert shown["next"] == ["verify", "finish", "abandon", "run"]
+    query = {"anchor_set": "items", "queries": embeddings["second"][:1].tolist(), "k": 3}
+    found = stocked.post("/stores/docs/search", json={**query, "target": "second"}).json()
+    assert found["mode"] == "cascade"
+    assert stocked.post(f"{moved}/finish").json()["state"] == "finished"
+    assert stocked.get("/stores/docs").json()["encoder"] == "first"
+    new = faiss.read_index(f"{path}.anchorage-{planned['id'][:8]}-new")
+    assert (new.ntotal, new.d) == (400, embeddings["second"].shape[1])
+    assert faiss.read_index(str(path)).d == 8
