@@ -34,15 +34,15 @@ def test_a_key_in_the_form_opens_the_pages_and_no_api_until_the_sign_out(
     for part in ("HttpOnly", "SameSite=strict", "Path=/console"):
         assert part in cookie
     assert "Secure" not in cookie  # the test client uses http
-    answer = browser.post(
-        "https://127.0.0.1/console/sign-in", content=urlencode({"key": key}), headers=FORM
-    )
-    assert "Secure" in answer.headers["set-cookie"]
     assert browser.get("/console").status_code == 200
     assert browser.get("/encoders", headers={"cookie": f"anchorage_key={key}"}).status_code == 401
     answer = browser.post("/console/sign-out")
     assert answer.headers["location"] == "/console/sign-in"
     assert browser.get("/console").headers["location"].startswith("/console/sign-in")
+    answer = browser.post(
+        "https://127.0.0.1/console/sign-in", content=urlencode({"key": key}), headers=FORM
+    )
+    assert "Secure" in answer.headers["set-cookie"]
 
 
 def test_a_wrong_or_revoked_key_gets_a_plain_message_and_no_cookie(browser: TestClient) -> None:
