@@ -32,7 +32,7 @@ from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
-from app.maths.quality.estimate import EstimateBasis, estimate, more_partitions
+from app.maths.quality.estimate import estimate, more_partitions
 from app.maths.quality.index_curves import measure_curves
 from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.maths.quality.metrics import unit
@@ -144,7 +144,7 @@ def _bases(source: Tensor, target: Tensor, options: methods.Options, sample: Ten
     gains = gains_of_all_anchors(METHOD, source, target, options)
     partitions = more_partitions(held, METHOD, source, target, options)
     return {
-        kind: EstimateBasis(measure_curves(partitions, target, rows), gains)
+        kind: measure_curves(partitions, target, rows, gains=gains)
         for kind, rows in (("none", None), ("sample", sample))
     }
 

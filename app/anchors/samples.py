@@ -59,7 +59,7 @@ class StoreCoverage:
         found, total = self.comparison, len(self.comparison.foreign)
         facts = (
             f"{int(found.foreign.sum())} of {total} anchors are unlike the sample of the store by "
-            f"{self.encoder!r}, and the anchors cover {found.covered:.0%} of it"
+            f"{self.encoder!r}"
         )
         if not found.has_foreign:
             return (
@@ -81,7 +81,6 @@ class StoreCoverage:
             "verdict": "unknown" if found is None else verdict,
             "foreign": None if found is None else int(found.foreign.sum()),
             "share": None if found is None else found.share,
-            "covered": None if found is None else found.covered,
             "detail": self.describe(),
         }
 
@@ -101,10 +100,6 @@ class StoreCoverageOut(BaseModel):
     )
     share: float | None = Field(
         description="Estimated share of foreign anchors, 0 to 1. Null if unknown."
-    )
-    covered: float | None = Field(
-        description="Mean share of a vector of the store that the anchors cover, 0 to 1. Null if "
-        "unknown."
     )
     detail: str = Field(description="The same in words.")
 

@@ -20,17 +20,16 @@ from app.maths.quality import crossfit
 from app.maths.quality.estimate import (
     DEFAULT_INDEX,
     SMALLEST_INDEX,
-    EstimateBasis,
     estimate,
     more_partitions,
 )
-from app.maths.quality.index_curves import measure_curves
+from app.maths.quality.index_curves import IndexCurves, measure_curves
 from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.translate import fit_anchors, queries
 from app.translate.maps import ServedMap
 
 #: a report of another version is measured again
-REPORT_VERSION = 7
+REPORT_VERSION = 8
 
 #: cache size of a report
 CACHED_REPORT_BYTES = 32 * 1024
@@ -39,7 +38,7 @@ CACHED_REPORT_BYTES = 32 * 1024
 TOUCH_EVERY = timedelta(days=1)
 
 #: reads a report's basis
-BASIS = TypeAdapter(EstimateBasis)
+BASIS = TypeAdapter(IndexCurves)
 
 #: numbers of items that every report estimates for, besides the store's
 USUAL_INDEXES = (1_000, 10_000, 100_000)
@@ -143,8 +142,8 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         basis = None
         if held is not None:
             partitions = more_partitions(held, row.method, x, y, row.options)
-            curves = measure_curves(partitions, y, sample_of(services, row.target))
-            basis = EstimateBasis(curves, gains_of_all_anchors(row.method, x, y, row.options))
+            gains = gains_of_all_anchors(row.method, x, y, row.options)
+            basis = measure_curves(partitions, y, sample_of(services, row.target), gains=gains)
         return {
             **facts(row),
             "anchors": len(source),
@@ -181,7 +180,7 @@ def estimate_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any]
     return _estimate_json(BASIS.validate_python(report["basis"]), index)
 
 
-def _estimates_json(basis: EstimateBasis | None, index: int) -> dict[str, Any]:
+def _estimates_json(basis: IndexCurves | None, index: int) -> dict[str, Any]:
     """Return the estimate for the default index, those for usual ones, and what others need."""
     if basis is None:
         return {"estimate": None, "estimates": [], "basis": None}
@@ -192,7 +191,7 @@ def _estimates_json(basis: EstimateBasis | None, index: int) -> dict[str, Any]:
     }
 
 
-def _estimate_json(basis: EstimateBasis, index: int) -> dict[str, Any]:
+def _estimate_json(basis: IndexCurves, index: int) -> dict[str, Any]:
     estimated = estimate(basis, index)
     return {
         **vars(estimated),

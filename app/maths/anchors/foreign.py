@@ -1,4 +1,4 @@
-"""Which anchors are foreign to a store, and how much of the store the anchors cover.
+"""Which anchors are foreign to a store.
 
 A sample of the store's vectors, which have no partners, says what the store looks like. With
 directions v = (x - m) / |x - m| about the sample's mean m, the likeness of a vector is the mean
@@ -24,7 +24,6 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS, draw_rows, normalise
-from app.maths.geometry.spectrum import COVERAGE_RIDGE, ridge_factor
 
 #: Nearest vectors of the sample that the likeness is a mean over.
 NEAREST = 5
@@ -48,13 +47,11 @@ class StoreComparison:
 
     foreign  (k,) the anchors that are foreign to the store
     share    the estimated share of foreign anchors, corrected for FOREIGN_LEVEL; in [0, 1]
-    covered  the mean share of a vector of the store that the anchors cover (`covered_share`)
     sampled  the number of vectors of the sample that were compared
     """
 
     foreign: Bool[Tensor, " k"]
     share: float
-    covered: float
     sampled: int
 
     @property
@@ -90,24 +87,8 @@ def compare_with_store(
     return StoreComparison(
         foreign=foreign,
         share=max(0.0, (found - FOREIGN_LEVEL) / (1.0 - FOREIGN_LEVEL)),
-        covered=covered_share(unit, store),
         sampled=len(store),
     )
-
-
-def covered_share(unit: Float64[Tensor, "k d"], vectors: Float64[Tensor, "n d"]) -> float:
-    """The mean of v^T P v over unit vectors (n, d), with P = C (C + ridge I)^-1 and C = U^T U of
-    unit anchors (k, d); rows of zeros do not count.
-
-    In [0, 1]: 0 where v is orthogonal to all anchors, 1/2 in the direction of a single isolated
-    anchor, near 1 among many. Source: the variance of a prediction, Atkinson, Donev and Tobias
-    2007, chapters 9 and 10.
-    """
-    factor = ridge_factor(unit)
-    known = vectors[vectors.abs().amax(dim=1) > 0]
-    reach = torch.linalg.solve_triangular(factor, known.T, upper=False)
-    uncovered = COVERAGE_RIDGE * reach.square().sum(dim=0)
-    return 1.0 - float(uncovered.mean()) if len(known) else 0.0
 
 
 def _likeness(

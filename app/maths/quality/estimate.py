@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float64
@@ -66,18 +67,6 @@ class Estimate:
     measures: Mapping[str, IntervalEstimate]
 
 
-@dataclass(frozen=True)
-class EstimateBasis:
-    """What the estimates of a translator are computed from, for every index.
-
-    gains  of the served fit over held-out fits (`gains_of_all_anchors`), in y of recall and MRR;
-           {}: those of the priors alone
-    """
-
-    curves: IndexCurves
-    gains: Mapping[str, float]
-
-
 def more_partitions(
     held: HeldOutTranslations,
     name: str,
@@ -92,7 +81,7 @@ def more_partitions(
     return [held, *(each for each in others if each is not None)]
 
 
-def estimate(basis: EstimateBasis, index: int) -> Estimate:
+def estimate(curves: IndexCurves, index: int) -> Estimate:
     """The quality to expect in an index of that many items. Raises OutOfRange."""
     if not SMALLEST_INDEX <= index <= LARGEST_INDEX:
         raise OutOfRange(
@@ -102,70 +91,64 @@ def estimate(basis: EstimateBasis, index: int) -> Estimate:
         )
     neighbours = min(DEFAULT_NEIGHBOURS, (index - 1) // 2)
     measures = {
-        "mrr": _reciprocal_rank(basis, index),
-        "mrr_with_anchors": _with_anchors(basis, index),
-        "recall": _overlap(basis, index, neighbours),
-        "recall_1": _overlap(basis, index, 1),
+        "mrr": _reciprocal_rank(curves, index),
+        "mrr_with_anchors": _with_anchors(curves, index),
+        "recall": _overlap(curves, index, neighbours),
+        "recall_1": _overlap(curves, index, 1),
     }
-    measured = _is_measured(basis.curves.recall, -math.log10(neighbours / (index - 1)), neighbours)
-    return Estimate(basis.curves.anchors, index, neighbours, measured, measures)
+    measured = _is_measured(curves.recall, -math.log10(neighbours / (index - 1)), neighbours)
+    return Estimate(curves.anchors, index, neighbours, measured, measures)
 
 
-def _overlap(basis: EstimateBasis, index: int, neighbours: int) -> IntervalEstimate:
+def _overlap(curves: IndexCurves, index: int, neighbours: int) -> IntervalEstimate:
     share = neighbours / (index - 1)
-    level = -math.log10(share)
-    curve = basis.curves.recall
-    if _is_measured(curve, level, neighbours):
-        value, variance = _interpolate(curve, level, neighbours, RECALL_PRIOR)
-    else:
-        value, variance = _extrapolate(curve, level, neighbours, RECALL_PRIOR, basis.curves.tail)
-        variance += NEAREST_ERROR**2 if neighbours == 1 else 0.0
-    value, error = _add_gain(basis, "recall", RECALL_PRIOR, value, variance)
+    value, error = _expect(curves, "recall", -math.log10(share), neighbours)
     ys = torch.tensor(
         [value, value + NORMAL_95 * error, value - NORMAL_95 * error], dtype=torch.float64
     )
     return IntervalEstimate(*y_to_overlap(ys, share).tolist())
 
 
-def _with_anchors(basis: EstimateBasis, index: int) -> IntervalEstimate:
+def _with_anchors(curves: IndexCurves, index: int) -> IntervalEstimate:
     """The MRR in an index that contains all anchors."""
-    worth, measured = basis.curves.anchor_worth
-    anchors = min(basis.curves.anchors, index - 1)
+    worth, measured = curves.anchor_worth
+    anchors = min(curves.anchors, index - 1)
     worth *= (index / measured) ** ANCHOR_GROWTH
     # No anchor is easier to tell from the wanted item than another item is.
     low, value, high = (
-        _reciprocal_rank(basis, index - anchors + anchors * max(1.0, worth * math.exp(error)))
+        _reciprocal_rank(curves, index - anchors + anchors * max(1.0, worth * math.exp(error)))
         for error in (NORMAL_95 * ANCHOR_WORTH_ERROR, 0.0, -NORMAL_95 * ANCHOR_WORTH_ERROR)
     )
     below = math.hypot(value.value - low.value, value.value - value.low)
     above = math.hypot(high.value - value.value, value.high - value.value)
-    most = _reciprocal_rank(basis, index).high
+    most = _reciprocal_rank(curves, index).high
     return IntervalEstimate(
         value.value, max(0.0, value.value - below), min(most, value.value + above)
     )
 
 
-def _reciprocal_rank(basis: EstimateBasis, index: float | int) -> IntervalEstimate:
-    curve, level = basis.curves.mrr, math.log10(index)
-    if _is_measured(curve, level, 0):
-        value, variance = _interpolate(curve, level, 0, MRR_PRIOR)
-    else:
-        value, variance = _extrapolate(curve, level, 0, MRR_PRIOR, None)
-    value, error = _add_gain(basis, "mrr", MRR_PRIOR, value, variance)
+def _reciprocal_rank(curves: IndexCurves, index: float | int) -> IntervalEstimate:
+    value, error = _expect(curves, "mrr", math.log10(index), 0)
     ys = torch.tensor(
         [value, value - NORMAL_95 * error, value + NORMAL_95 * error], dtype=torch.float64
     )
     return IntervalEstimate(*ys.sigmoid().tolist())
 
 
-def _add_gain(
-    basis: EstimateBasis, name: str, prior: CurvePrior, value: float, variance: float
+def _expect(
+    curves: IndexCurves, name: Literal["recall", "mrr"], level: float, neighbours: int
 ) -> tuple[float, float]:
-    """The y of the served fit, and its standard error."""
-    gain = basis.gains.get(name, 0.0)
-    value += prior.gain + CURVE_SHARE * (-abs(gain) if name == "recall" else gain)
-    error = prior.gain_error**2 * 300.0 / basis.curves.anchors
-    return value, (variance + error) ** 0.5
+    """The y of the served fit at a level, and its standard error."""
+    is_recall, gain = name == "recall", curves.gains.get(name, 0.0)
+    curve, prior = (curves.recall, RECALL_PRIOR) if is_recall else (curves.mrr, MRR_PRIOR)
+    if _is_measured(curve, level, neighbours):
+        value, variance = _interpolate(curve, level, neighbours, prior)
+    else:
+        tail = curves.tail if is_recall else None
+        value, variance = _extrapolate(curve, level, neighbours, prior, tail)
+        variance += NEAREST_ERROR**2 if neighbours == 1 else 0.0
+    value += prior.gain + CURVE_SHARE * (-abs(gain) if is_recall else gain)
+    return value, (variance + prior.gain_error**2 * 300.0 / curves.anchors) ** 0.5
 
 
 def _is_measured(curve: MeasuredCurve, level: float, neighbours: int) -> bool:

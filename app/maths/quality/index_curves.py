@@ -33,7 +33,7 @@ The coefficients have normal priors, which were fitted to other data (docs/resul
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -141,6 +141,8 @@ class IndexCurves:
     tail          (L, E) of the native scores
     recall, mrr   the curves
     anchor_worth  the other items that one of the anchors is worth in an index, and the index's size
+    gains         of the served fit over held-out fits (`gains_of_all_anchors`), in y of recall and
+                  MRR; {}: those of the priors alone
     """
 
     anchors: int
@@ -148,6 +150,7 @@ class IndexCurves:
     recall: MeasuredCurve
     mrr: MeasuredCurve
     anchor_worth: tuple[float, float]
+    gains: Mapping[str, float]
 
 
 def overlap_to_y(overlap: Float64[Tensor, " n"], share: Float64[Tensor, " n"]) -> Tensor:
@@ -175,12 +178,15 @@ def measure_curves(
     held: Sequence[HeldOutTranslations],
     target: Float64[Tensor, "k dy"],
     sample: Tensor | None = None,
+    *,
+    gains: Mapping[str, float],
 ) -> IndexCurves:
     """The curves of a translator from held-out translations of its anchors, one or more partitions
     of the same anchors; an item's numbers are means over them.
 
     target  (k, d_y) raw anchors; sample (m, d_y): vectors of the store, in the same units, which
             are searched too
+    gains   as of the curves
     Copies of anchors in the sample are left out, because they are the anchors' own items: a query
     would find its item twice, and other items would be some that its fit has seen.
     """
@@ -216,6 +222,7 @@ def measure_curves(
         overlaps.curve(counted),
         _mrr_curve(counted_ranks, overlaps.size),
         _anchor_worth(counted_ranks, counted_ahead, overlaps.size, fitted),
+        gains,
     )
 
 

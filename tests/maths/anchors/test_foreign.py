@@ -12,10 +12,8 @@ from app.maths.anchors.foreign import (
     FOREIGN_LEVEL,
     MAX_SAMPLED,
     compare_with_store,
-    covered_share,
 )
-from app.maths.geometry.spectrum import COVERAGE_RIDGE
-from tests.maths.clouds import normal, unit_rows
+from tests.maths.clouds import normal
 
 #: Two corpora of one encoder: each has its own subspace and mean.
 SUBSPACES = normal(0, 4, 24), normal(1, 4, 24)
@@ -68,13 +66,3 @@ def test_a_small_sample_is_not_compared_and_of_a_large_one_some_rows_are():
     assert compare_with_store(anchors, corpus(0, FEWEST_SAMPLED - 1, 20)) is None
     found = compare_with_store(anchors, corpus(0, MAX_SAMPLED + 1, 20))
     assert found.sampled == MAX_SAMPLED
-
-
-def test_the_covered_share_is_that_of_one_more_anchor():
-    unit = unit_rows(30, 20, 6)
-    for row in range(3):
-        others = torch.arange(20) != row
-        gram = unit[others].T @ unit[others]
-        inverse = torch.linalg.inv(gram + COVERAGE_RIDGE * torch.eye(6, dtype=unit.dtype))
-        expected = 1.0 - COVERAGE_RIDGE * float(unit[row] @ inverse @ unit[row])
-        assert covered_share(unit[others], unit[[row]]) == pytest.approx(expected)

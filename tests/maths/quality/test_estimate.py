@@ -11,11 +11,10 @@ from app.errors import OutOfRange
 from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import hold_out
 from app.maths.quality.estimate import (
-    EstimateBasis,
     estimate,
     more_partitions,
 )
-from app.maths.quality.index_curves import MRR_PRIOR, RECALL_PRIOR, measure_curves
+from app.maths.quality.index_curves import MRR_PRIOR, RECALL_PRIOR, IndexCurves, measure_curves
 from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.maths.quality.metrics import unit
 from app.maths.translators.methods import fit, resolve
@@ -39,14 +38,14 @@ def cloud(seed: int, count: int, noise: float = 0.3):
 
 
 @cache
-def basis_of(anchors: int, sample: int = 0, seed: int = 0) -> EstimateBasis:
+def basis_of(anchors: int, sample: int = 0, seed: int = 0) -> IndexCurves:
     x, y = cloud(seed, anchors)
     options = resolve("graded", {}, anchors=anchors)
     held = hold_out("graded", x, y, options)
     partitions = more_partitions(held, "graded", x, y, options)
     store = cloud(99, sample)[1] if sample else None
     gains = gains_of_all_anchors("graded", x, y, options)
-    return EstimateBasis(measure_curves(partitions, y, store), gains)
+    return measure_curves(partitions, y, store, gains=gains)
 
 
 def found(anchors: int, size: int, seed: int = 0):
@@ -85,7 +84,7 @@ def test_in_an_index_of_a_fold_an_estimate_is_the_held_out_number_and_the_gain()
         items = measures(held.translated[rows] - mean, y[rows] - mean)
         mrr.append(float(items["mrr"].mean()))
         recall.append(float(items["recall"].mean()))
-    made = estimate(EstimateBasis(measure_curves([held], y), {}), 120)
+    made = estimate(measure_curves([held], y, gains={}), 120)
     assert (made.anchors, made.index, made.neighbours, made.measured) == (600, 120, 10, True)
     expected = torch.tensor(sum(mrr) / 5).logit().item() + MRR_PRIOR.gain
     # Half of an item more on each side keeps the odds of perfect ranks finite.
@@ -132,9 +131,12 @@ def test_anchors_in_a_sample_are_not_searched():
     held = hold_out("graded", x, y, resolve("graded", {}, anchors=100))
     store = cloud(99, 200)[1].float()
     copies = torch.cat([y[:50].float(), y[50:].half().float()])
-    alone = measure_curves([held], y, store)
-    assert measure_curves([held], y, torch.cat([store, copies])) == alone
-    assert measure_curves([held], y, copies) == measure_curves([held], y)
+
+    def curves(sample: torch.Tensor | None) -> IndexCurves:
+        return measure_curves([held], y, sample, gains={})
+
+    assert curves(torch.cat([store, copies])) == curves(store)
+    assert curves(copies) == curves(None)
 
 
 def test_more_partitions_of_few_anchors_agree_with_the_first_and_narrow_the_interval():
@@ -145,7 +147,7 @@ def test_more_partitions_of_few_anchors_agree_with_the_first_and_narrow_the_inte
     assert len(partitions) == 6
     assert partitions[0] is held
     one, six = (
-        estimate(EstimateBasis(measure_curves(each, y), {}), 1_000).measures["recall"]
+        estimate(measure_curves(each, y, gains={}), 1_000).measures["recall"]
         for each in ([held], partitions)
     )
     assert six.high - six.low < one.high - one.low
@@ -157,7 +159,7 @@ def test_the_fewest_anchors_estimate_something_finite(count):
     x, y = cloud(4, count)
     options = resolve("graded", {}, anchors=count)
     held = hold_out("graded", x, y, options)
-    made = estimate(EstimateBasis(measure_curves([held], y), {}), 10_000)
+    made = estimate(measure_curves([held], y, gains={}), 10_000)
     assert all(0 <= m.low <= m.value <= m.high <= 1 for m in made.measures.values())
 
 
