@@ -25,7 +25,6 @@ router = APIRouter(tags=["Classify"])
 
 def describe(row: tables.HeadRow) -> Head:
     """The answer for a row."""
-    settings = row.settings
     return Head(
         name=row.name,
         kind=row.kind,
@@ -35,12 +34,8 @@ def describe(row: tables.HeadRow) -> Head:
         outputs=row.outputs,
         classes=row.classes,
         output=None if row.classes else {"kind": "numbers"},
-        architecture=settings.get("architecture"),
-        probabilities=not settings.get("softmax", True),
-        scale=settings.get("scale"),
-        encode_power=settings.get("encode_power", 0.0),
-        ridge=settings.get("ridge"),
         created_at=row.created_at,
+        **row.settings,
     )
 
 

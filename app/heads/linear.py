@@ -5,79 +5,70 @@ Without an architecture a head is one layer: logits = x weight^T + bias.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float32
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from app.errors import HeadTooLarge, InvalidHead
 
 #: most bytes of a file, and of its tensors in float32
 MAX_HEAD_BYTES = 64 * 2**20
-MAX_MODULES = 64
 MAX_LAYER_WIDTH = 16_384
 #: numbers of the widest layer that one step computes: 32 MiB in float64
 PIECE_NUMBERS = 2**22
 
 #: with PyTorch's defaults: gelu by erf, elu with alpha 1, leaky_relu with slope 0.01, softplus with
-#: beta 1
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "gelu": functional.gelu,
-    "silu": functional.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "elu": functional.elu,
-    "leaky_relu": functional.leaky_relu,
-    "softplus": functional.softplus,
+#: beta 1; the last two do nothing when a head is applied
+MODULES: dict[str, type[nn.Module]] = {
+    "linear": nn.Linear,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "elu": nn.ELU,
+    "leaky_relu": nn.LeakyReLU,
+    "softplus": nn.Softplus,
+    "dropout": nn.Dropout,
+    "identity": nn.Identity,
 }
-#: modules without effect in evaluation mode
-INERT_MODULES = ("dropout", "identity")
-KNOWN_MODULES = ("linear", *ACTIVATIONS, *INERT_MODULES)
 
 
 @dataclass(eq=False)
 class LinearHead:
-    """The modules in order, and their tensors in float32. `make_head` checks and builds it.
+    """A head in float32. `make_head` checks and builds it.
 
-    names  of weight and bias of each linear module, by its position
+    widest  numbers of its widest layer
     """
 
-    modules: Sequence[str]
-    names: Mapping[int, tuple[str, str]]
-    parameters: Mapping[str, Tensor]
+    model: nn.Module
     dim: int
     outputs: int
     widest: int
-    nbytes: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.nbytes = sum(tensor.nbytes for tensor in self.parameters.values())
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        return dict(self.parameters)
+        return self.model.state_dict()
 
+    @torch.no_grad()
     def run(self, vectors: Float32[Tensor, "n d"]) -> Float32[Tensor, "n m"]:
         """Return outputs (n, m), computed in float64 in pieces of rows, so that no product of
         float32 overflows.
         """
-        wide = {name: tensor.double() for name, tensor in self.parameters.items()}
-        answers = []
-        for piece in torch.split(vectors, max(1, PIECE_NUMBERS // self.widest)):
-            values = piece.double()
-            for i, module in enumerate(self.modules):
-                if module == "linear":
-                    weight, bias = self.names[i]
-                    values = functional.linear(values, wide[weight], wide.get(bias))
-                elif module in ACTIVATIONS:
-                    values = ACTIVATIONS[module](values)
-            answers.append(values)
-        return clamp_to_float32(torch.cat(answers))
+        wide = {name: tensor.double() for name, tensor in self.tensors().items()}
+        pieces = torch.split(vectors.double(), max(1, PIECE_NUMBERS // self.widest))
+        return clamp_to_float32(
+            torch.cat([functional_call(self.model, wide, (piece,)) for piece in pieces])
+        )
 
 
 def clamp_to_float32(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
@@ -105,13 +96,9 @@ def make_head(
     """
     modules = ["linear"] if architecture is None else list(architecture)
     _check_modules(modules)
-    prefixes = {
-        i: "" if architecture is None else f"{i}."
-        for i, module in enumerate(modules)
-        if module == "linear"
-    }
-    names = {i: (f"{prefix}weight", f"{prefix}bias") for i, prefix in prefixes.items()}
-    _check_names(tensors, names)
+    places = [i for i, module in enumerate(modules) if module == "linear"]
+    layers = {i: "" if architecture is None else f"{i}." for i in places}
+    _check_names(tensors, list(layers.values()))
     size = sum(tensor.numel() for tensor in tensors.values()) * 4
     if size > MAX_HEAD_BYTES:
         raise HeadTooLarge(
@@ -121,8 +108,13 @@ def make_head(
             limit=MAX_HEAD_BYTES,
         )
     width = widest = dim
-    parameters = {}
-    for weight, bias in names.values():
+    built: list[nn.Module] = []
+    state = {}
+    for i, module in enumerate(modules):
+        if i not in layers:
+            built.append(MODULES[module]())
+            continue
+        weight, bias = f"{layers[i]}weight", f"{layers[i]}bias"
         shape = list(tensors[weight].shape)
         outputs = shape[0] if len(shape) == 2 and shape[0] else 1
         for name, right in ((weight, [outputs, width]), (bias, [outputs])):
@@ -135,7 +127,7 @@ def make_head(
                     f"[outputs] of a bias; got {list(tensors[name].shape)}.",
                     field=place,
                 )
-            parameters[name] = _to_float32(tensors[name], name, place)
+            state[name] = _to_float32(tensors[name], name, place)
         if outputs > MAX_LAYER_WIDTH:
             raise HeadTooLarge(
                 f"`{weight}` makes a layer of {outputs} numbers; the limit is {MAX_LAYER_WIDTH}. "
@@ -143,8 +135,11 @@ def make_head(
                 field="safetensors",
                 limit=MAX_LAYER_WIDTH,
             )
+        built.append(nn.Linear(width, outputs, bias=bias in tensors, device="meta"))
         width, widest = outputs, max(widest, outputs)
-    return LinearHead(modules, names, parameters, dim, width, widest)
+    model = built[0] if architecture is None else nn.Sequential(*built)
+    model.load_state_dict(state, assign=True)
+    return LinearHead(model.eval(), dim, width, widest)
 
 
 def read_tensors(data: bytes) -> dict[str, Tensor]:
@@ -171,17 +166,10 @@ def read_tensors(data: bytes) -> dict[str, Tensor]:
 
 
 def _check_modules(modules: Sequence[str]) -> None:
-    if len(modules) > MAX_MODULES:
-        raise HeadTooLarge(
-            f"`architecture` has {len(modules)} modules; the limit is {MAX_MODULES}. "
-            "Send a head with fewer modules.",
-            field="architecture",
-            limit=MAX_MODULES,
-        )
-    if unknown := [i for i, module in enumerate(modules) if module not in KNOWN_MODULES]:
+    if unknown := [i for i, module in enumerate(modules) if module not in MODULES]:
         raise InvalidHead(
             f"`architecture` has an unknown module {modules[unknown[0]][:64]!r}. "
-            f"Use {', '.join(KNOWN_MODULES)}; other models are ONNX files of the operator.",
+            f"Use {', '.join(MODULES)}; other models are ONNX files of the operator.",
             field="architecture",
             rows=unknown,
         )
@@ -191,16 +179,15 @@ def _check_modules(modules: Sequence[str]) -> None:
         )
 
 
-def _check_names(tensors: Mapping[str, Tensor], names: Mapping[int, tuple[str, str]]) -> None:
+def _check_names(tensors: Mapping[str, Tensor], layers: Sequence[str]) -> None:
     """Raises InvalidHead unless each tensor has a layer, and each layer its weight."""
-    known = {name for pair in names.values() for name in pair}
-    lacking = [weight for weight, _ in names.values() if weight not in tensors]
-    if lacking or not set(tensors) <= known:
+    needed = [f"{layer}weight" for layer in layers]
+    if not {*needed} <= {*tensors} <= {*needed, *(f"{layer}bias" for layer in layers)}:
         shown = sorted(name[:64] for name in tensors)
         more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
         raise InvalidHead(
-            f"The head must have the tensors {', '.join(weight for weight, _ in names.values())}, "
-            f"the bias of each or none, and no other; it has {shown[:8]}{more}.",
+            f"The head must have the tensors {', '.join(needed)}, the bias of each or none, and no "
+            f"other; it has {shown[:8]}{more}.",
             field="safetensors",
         )
 

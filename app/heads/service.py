@@ -29,6 +29,9 @@ from app.types import repeated_positions
 
 Head = LinearHead | OnnxHead
 
+#: the fields of a new head that its row keeps as they are
+SETTINGS = {"architecture", "file", "probabilities", "scale", "encode_power", "ridge"}
+
 
 def create_head(services: Services, context: RequestContext, new: NewHead) -> tables.HeadRow:
     """Store a head of an encoder's space, or of an anchor set's relative space.
@@ -93,14 +96,7 @@ def _build_row(session: Session, project: str, new: NewHead) -> tables.HeadRow:
         classes=list(new.classes or ()),
         encoder=None,
         anchor_set=None,
-        settings={
-            "architecture": new.architecture,
-            "file": new.file,
-            "softmax": not new.probabilities,
-            "scale": new.scale,
-            "encode_power": new.encode_power,
-            "ridge": new.ridge,
-        },
+        settings=new.model_dump(include=SETTINGS),
     )
     with session.no_autoflush:
         if new.encoder is not None:
@@ -154,7 +150,7 @@ def delete_head(services: Services, context: RequestContext, name: str) -> None:
 
 def load_head(services: Services, row: tables.HeadRow) -> Head:
     """Return the head, ready to run."""
-    architecture, file = row.settings.get("architecture"), row.settings.get("file")
+    architecture, file = row.settings["architecture"], row.settings["file"]
 
     def load() -> Head:
         tensors = services.blobs.get(row.blob, of=f"head {row.name!r}")
@@ -239,7 +235,7 @@ def _needed_map(
                 "set, or none.",
                 field="anchor_set",
             )
-        power, ridge = head.settings.get("encode_power", 0.0), head.settings.get("ridge")
+        power, ridge = head.settings["encode_power"], head.settings["ridge"]
         return Relation(source.name, head.anchor_set.name, power, ridge)
     assert head.encoder is not None
     if head.encoder_id == source.id:
@@ -278,10 +274,10 @@ def _refuse_translation(request: StitchRequest, reason: str) -> None:
 
 def _predict(services: Services, head: tables.HeadRow, vectors: Tensor) -> Tensor:
     """Run the head, on vectors scaled to the norm of its training vectors (IRP, section 3.4)."""
-    scale = head.settings.get("scale")
+    scale = head.settings["scale"]
     if scale is not None:
         vectors = normalize(vectors.double(), dim=1).mul(scale).float()
     values = load_head(services, head).run(vectors)
-    if head.classes and head.settings.get("softmax", True):
+    if head.classes and not head.settings["probabilities"]:
         return torch.softmax(values.double(), dim=1).float()
     return values

@@ -165,6 +165,7 @@ def test_a_relative_head_reads_relative_vectors_of_its_power(make, ask, stocked,
         ({"classes": ["cat", "dog"]}, 422, "invalid-head", "classes"),
         ({"kind": "onnx"}, 422, "invalid-head", "kind"),
         ({"architecture": ARCHITECTURE}, 422, "invalid-head", "architecture"),
+        ({"architecture": ["linear"] * 65}, 422, "invalid-request", "architecture"),
         ({"encode_power": 0.5}, 422, "invalid-head", "encode_power"),
         (
             {"weight": ..., "bias": ..., "safetensors": "not base64!"},

@@ -107,7 +107,7 @@ def test_a_file_contains_weight_and_perhaps_bias():
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[list[str], list[int], int]:
-    architecture = draw(st.lists(st.sampled_from(linear.KNOWN_MODULES), min_size=1, max_size=10))
+    architecture = draw(st.lists(st.sampled_from(list(linear.MODULES)), min_size=1, max_size=10))
     architecture.insert(draw(st.integers(0, len(architecture))), "linear")
     count = 1 + architecture.count("linear")
     widths = draw(st.lists(st.integers(1, 20), min_size=count, max_size=count))
@@ -179,7 +179,6 @@ def test_tensors_must_match_the_architecture(architecture, changes, says):
     [
         (["relu"], InvalidHead, "at least one 'linear'"),
         (["linear", "layer_norm"], InvalidHead, "unknown module 'layer_norm'. Use linear, .*ONNX"),
-        (["linear"] * 65, HeadTooLarge, "65 modules; the limit is 64"),
     ],
 )
 def test_invalid_architectures_are_rejected(architecture, error, says):

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors
 from app.maths.geometry.space import draw_rows, fit_space
-from app.maths.geometry.spectrum import ridge_factor
 from app.maths.quality.metrics import unit
 
 MismatchVerdict = Literal["related", "unrelated", "unclear"]
@@ -129,7 +128,9 @@ def ridge_predictions(
     target: Float64[Tensor, "k dy"],
     queries: Float64[Tensor, "n dx"],
 ) -> Float64[Tensor, "n dy"]:
-    """Ridge regression of target rows (k, d_y) on source rows (k, d_x), applied to queries (n,
-    d_x): n x T.
+    """Ridge regression of target rows (k, d_y) on source rows (k, d_x), with ridge 1, applied to
+    queries (n, d_x): n x T.
     """
-    return queries @ torch.cholesky_solve(source.T @ target, ridge_factor(source))
+    gram = source.T @ source
+    gram.diagonal().add_(1.0)
+    return queries @ torch.cholesky_solve(source.T @ target, torch.linalg.cholesky(gram))

@@ -34,7 +34,6 @@ right = found_again agreement^(1/8). It is compared with the truth in tests/math
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float32, Int64
@@ -57,19 +56,6 @@ from app.maths.bootstrap.pools import OnStep, Progress, ignore_step
 NUMBERS_PER_MEAN = 2**22
 
 
-class Stage(NamedTuple):
-    """A stage of the refinement.
-
-    rounds      their number
-    rows        random rows of each pool that take part in a round
-    neighbours  of a row that are averaged
-    """
-
-    rounds: int
-    rows: int
-    neighbours: int
-
-
 def orthogonal(overlap: Float32[Tensor, "dx dy"]) -> Float32[Tensor, "dx dy"]:
     """The (semi-)orthogonal map W that maximises tr(W^T M) for an overlap M: Procrustes."""
     left, _, right = torch.linalg.svd(overlap.double(), full_matrices=False)
@@ -81,17 +67,22 @@ def refine(
     x: Float32[Tensor, "n dx"],
     y: Float32[Tensor, "m dy"],
     rotation: Float32[Tensor, "dx dy"],
-    stage: Stage,
+    stage: tuple[int, int, int],
     *,
     seed: int,
     beat: Beat = no_beat,
 ) -> Float32[Tensor, "dx dy"]:
-    """The map after a stage on random rows of both pools, which are unit rows."""
+    """The map after a stage on random rows of both pools, which are unit rows.
+
+    stage  rounds, random rows of each pool that take part in a round, and neighbours of a row that
+           are averaged
+    """
+    rounds, most, count = stage
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(stage.rounds):
-        some_x, some_y = (random_rows(side, stage.rows, generator) for side in (x, y))
+    for _ in range(rounds):
+        some_x, some_y = (random_rows(side, most, generator) for side in (x, y))
         mapped = normalize(some_x @ rotation)
-        of_x, of_y = neighbours(mapped, some_y, stage.neighbours, beat=beat)
+        of_x, of_y = neighbours(mapped, some_y, count, beat=beat)
         overlap = some_x.T @ normalize(mean_rows(some_y, of_x))
         overlap += normalize(mean_rows(some_x, of_y)).T @ some_y
         rotation = orthogonal(overlap)
@@ -195,8 +186,7 @@ ATTEMPT_STEPS, LAST_STEPS = DRAWS + 2, 2
 #: Fewest rows of a pool.
 FEWEST_ALIGNED_ROWS = 1_000
 #: The stages of an attempt, on halves and on the whole pools, and of the final refinement.
-HALF_STAGE, WHOLE_STAGE = Stage(16, 4_000, 20), Stage(12, 6_000, 10)
-FINAL_STAGE = Stage(6, 16_000, 10)
+HALF_STAGE, WHOLE_STAGE, FINAL_STAGE = (16, 4_000, 20), (12, 6_000, 10), (6, 16_000, 10)
 #: Leading directions that wider pools are reduced to.
 MAX_ALIGNED_DIMENSIONS = 512
 #: Neighbours of a made pair that are averaged.

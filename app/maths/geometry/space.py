@@ -24,16 +24,16 @@ from app.maths.geometry.spectrum import Spectrum, kept_svd
 #: values stay finite.
 LARGEST_MAGNITUDE = 2.0**100
 
-#: A row at most this many float32 roundings of its magnitude away from the mean has no usable
-#: direction.
-NOISE_ROUNDINGS = 8
+#: Eight roundings of float32. A row no farther from the mean, relative to its magnitude, has no
+#: usable direction; a product no longer, relative to its factors, is noise.
+ROUNDING = 8 * torch.finfo(torch.float32).eps
 
 #: Relative errors of encoders' numbers. An encoder that computes in float32 loses some digits
 #: before it rounds; one that stores float16 or bfloat16 usually computes in more digits.
-ROUNDING = {
+TYPE_ROUNDING = {
     torch.bfloat16: torch.finfo(torch.bfloat16).eps,
     torch.float16: torch.finfo(torch.float16).eps,
-    torch.float32: NOISE_ROUNDINGS * torch.finfo(torch.float32).eps,
+    torch.float32: ROUNDING,
 }
 
 #: Rows whose cosines to all other rows are computed at a time.
@@ -168,8 +168,7 @@ def directions_and_norms(
     is within the rounding of the mean (d,).
     """
     norms = row_norms(centred)
-    rounding = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
-    floor = rounding * torch.linalg.vector_norm(mean, dtype=torch.float64)
+    floor = ROUNDING * torch.linalg.vector_norm(mean, dtype=torch.float64)
     norms = torch.where(norms > floor, norms, 0.0)
     return unit_rows(centred, norms), norms
 
@@ -186,7 +185,7 @@ def relative_rounding(anchors: Float64[Tensor, "k d"]) -> float:
     """The relative error of raw anchors (k, d), in any unit: of the least precise type that holds
     all their numbers; 0 where only float64 does.
     """
-    for dtype, rounding in ROUNDING.items():
+    for dtype, rounding in TYPE_ROUNDING.items():
         # The first row decides almost always.
         if all(torch.equal(rows.to(dtype).to(rows.dtype), rows) for rows in (anchors[:1], anchors)):
             return rounding

@@ -20,9 +20,6 @@ LARGEST_RIDGE = 1e6
 #: Candidates of cross-validation.
 RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
 
-#: The ridge of `ridge_factor`: a single isolated anchor covers half of its direction.
-COVERAGE_RIDGE = 1.0
-
 #: The largest part of a covariance that its shrinkage may replace.
 MAX_SHRINKAGE = 0.9
 
@@ -147,16 +144,3 @@ def usual_ridge(spectrum: Spectrum) -> float:
     rho = min(MAX_SHRINKAGE, max(0.0, 1.0 - power) / k / spread) if spread > 0 else MAX_SHRINKAGE
     shrinkage = k / dim * rho / (1.0 - rho)
     return 0.5 * math.exp(float((spectrum.values.square() + shrinkage).log().mean()))
-
-
-def ridge_factor(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "d d"]:
-    """L (d, d), lower triangular, with L L^T = rows^T rows + COVERAGE_RIDGE I; rows (k, d) of norm
-    1 or 0.
-
-    By Cholesky: with a ridge no rank must be decided, and the condition is at most (k + ridge) /
-    ridge.
-    """
-    gram = rows.T @ rows
-    gram.diagonal().add_(COVERAGE_RIDGE)
-    factor: Tensor = torch.linalg.cholesky(gram)
-    return factor

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
 from app.errors import OutOfRange
-from app.maths.geometry.space import NOISE_ROUNDINGS, Space, check_vectors, row_norms, unit_rows
+from app.maths.geometry.space import ROUNDING, Space, check_vectors, row_norms, unit_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +39,6 @@ class Decoder:
     def nbytes(self) -> int:
         return self.matrix.nbytes + self.energy.nbytes + self.mean.nbytes
 
-    @property
-    def size(self) -> int:
-        """k, the number of relative coordinates."""
-        return self.matrix.shape[0]
-
     @cached_property
     def max_energy(self) -> float:
         """The largest of `energy`."""
@@ -51,8 +46,7 @@ class Decoder:
 
     def rounding_of(self, length: float) -> float:
         """The length below which the product of coordinates of that length may be noise."""
-        rounding = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
-        return rounding * length * math.sqrt(self.max_energy)
+        return ROUNDING * length * math.sqrt(self.max_energy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +124,7 @@ def decode_coordinates(
         coordinates = kernel_of(coordinates.clone())
     product = coordinates @ decoder.matrix
     lengths = row_norms(product)
-    rounding = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
-    known = lengths > rounding * (coordinates.square() @ decoder.energy + more).sqrt()
+    known = lengths > ROUNDING * (coordinates.square() @ decoder.energy + more).sqrt()
     if decoder.renormalise:
         product = unit_rows(product, torch.where(known, lengths, 0.0))
     if stretch is not None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from app.errors import AnchorageError, OutOfRange, blaming
 from app.maths.geometry.space import (
     LARGEST_MAGNITUDE,
-    NOISE_ROUNDINGS,
+    ROUNDING,
     Space,
     check_shape,
     check_vectors,
@@ -45,9 +45,6 @@ ROWS_PER_STEP = 512
 #: Between these distances from the mean, squares and products stay within float32; other rows take
 #: the careful path.
 SAFE_NEAREST, SAFE_FARTHEST = 1e-12, 1e12
-
-#: A product this much shorter than its factors may be noise.
-ROUNDING = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
 
 
 class _Arrays(NamedTuple):
@@ -92,7 +89,11 @@ class Translator:
     def multiplications(self) -> int:
         """Those of one row: d_x d_y, or k (d_x + d_y)."""
         reads, makes = self.dims
-        return reads * makes if self.landmarks is None else self.decoder.size * (reads + makes)
+        return (
+            reads * makes
+            if self.landmarks is None
+            else self.decoder.matrix.shape[0] * (reads + makes)
+        )
 
     @property
     def nbytes(self) -> int:

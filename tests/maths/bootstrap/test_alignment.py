@@ -11,7 +11,6 @@ from torch.nn.functional import normalize
 from app.maths.bootstrap import alignment, components
 from app.maths.bootstrap.alignment import (
     AlignmentSettings,
-    Stage,
     align_pools,
     compare_maps,
     neighbours,
@@ -109,7 +108,7 @@ def test_neighbours_are_those_of_the_whole_table():
 def test_a_rough_map_becomes_the_right_one_on_pools_that_share_no_item():
     x, y, truth = two_pools(1_500)
     rough = orthogonal(truth + 0.25 * mixing(5, *truth.shape))
-    refined = refine(x, y, rough, Stage(6, 800, 5), seed=0)
+    refined = refine(x, y, rough, (6, 800, 5), seed=0)
 
     def mean_cosine(rotation):
         right = normalize(x @ truth)
