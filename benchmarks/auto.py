@@ -19,12 +19,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.maths.geometry.space import fit_space
 from app.maths.relevance.options import SearchOption, SearchVectors, measure_options
 from app.maths.relevance.ranking_metrics import Judgements
-from app.maths.translators import methods
-from app.maths.translators.translator import apply
-from benchmarks.cloze import ANCHORS, COLLECTIONS, MAX_SHARE, collection_vectors
+from benchmarks.cloze import ANCHORS, COLLECTIONS, MAX_SHARE, collection_vectors, translated
 from benchmarks.common import RESULTS, Missing, Table, parser, show, write
 from benchmarks.judged import judgements_of, load
 
@@ -91,10 +88,8 @@ def _ndcg(
     judged: Judgements, old: Vectors, new: Vectors, rows: Tensor, method: str
 ) -> dict[SearchOption, float]:
     """NDCG@10 by option."""
-    options = methods.resolve(method, {}, anchors=len(rows))
-    x, y = fit_space(old[0][rows]), fit_space(new[0][rows])
-    forward = apply(methods.fit(method, x, y, options), old[0]).vectors.float()
-    back = apply(methods.fit(method, y, x, options), new[1]).vectors.float()
+    x, y = old[0][rows], new[0][rows]
+    forward, back = translated(x, y, old[0], method), translated(y, x, new[1], method)
     found = measure_options(
         SearchVectors(old[1], old[0], new[1], None, back, forward),
         judged,

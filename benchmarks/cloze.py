@@ -9,15 +9,13 @@ Every encoder and every ordered pair of encoders on each collection: nDCG@10 by 
 the MRR of the cloze test, what fuse and native scores gain over keep by their default weights with
 and without the comparison, and how much nDCG@10 the advice without judgements leaves on the table.
 Cranfield, MED and TIME chose the weights and the expected gains; LISA, PubMedQA and XQuAD chose
-nothing. BM25 stands for a ranking by words alone. The last table says what cascades by 100,
-300 and 1,000 anchors gain over keep.
+nothing. The last table says what cascades by 100, 300 and 1,000 anchors gain over keep.
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import permutations
@@ -110,34 +108,6 @@ def ndcg_of(scores: Tensor, judged: Judgements) -> Tensor:
     return measure_ranking(first, judged, 0)[:, 0]
 
 
-def bm25(documents: Sequence[str], queries: Sequence[str]) -> Tensor:
-    """Scores (q, m) of BM25 with k1 = 1.2 and b = 0.75 by whole lower-case words."""
-    split = [text.lower().split() for text in documents]
-    counts = [Counter(words) for words in split]
-    length = mean(map(len, split))
-    seen = Counter(word for each in counts for word in each)
-    postings: dict[str, list[int]] = defaultdict(list)
-    for row, each in enumerate(counts):
-        for word in each:
-            postings[word].append(row)
-    scores = np.zeros((len(queries), len(documents)), np.float32)
-    for query, text in enumerate(queries):
-        for word in set(text.lower().split()) & postings.keys():
-            weight = math.log(1 + (len(documents) - seen[word] + 0.5) / (seen[word] + 0.5))
-            for row in postings[word]:
-                count = counts[row][word]
-                norm = 1.2 * (0.25 + 0.75 * len(split[row]) / length)
-                scores[query, row] += weight * count * 2.2 / (count + norm)
-    return torch.from_numpy(scores)
-
-
-def bm25_ranks(texts: JudgedTexts, count: int = USUAL_TEXTS) -> Tensor:
-    """Reciprocal ranks of BM25 in the cloze test."""
-    windows, rests = zip(*cut_windows(texts.documents, count), strict=True)
-    scores = bm25(rests, windows)
-    return 1.0 / (scores > scores.diagonal()[:, None]).sum(dim=1).add(1).double()
-
-
 def native_gain(old: Side, new: Side, judged: Judgements, weight: float) -> float:
     """What 20 native scores with the old ones gain over keep, without anchors."""
     top = old.cosines.topk(min(CANDIDATES, judged.size), dim=1)
@@ -154,9 +124,9 @@ def native_gain(old: Side, new: Side, judged: Judgements, weight: float) -> floa
     return float((measure_ranking(ranking, judged, 0)[:, 0] - old.ndcg).mean())
 
 
-def translated(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
-    """Rows by the map that searches take, from anchors x to y."""
-    method = methods.usual_method(len(x))
+def translated(x: Tensor, y: Tensor, rows: Tensor, method: str | None = None) -> Tensor:
+    """Rows by a method, or by the map that searches take, from anchors x to y."""
+    method = method or methods.usual_method(len(x))
     options = methods.resolve(method, {}, anchors=len(x))
     fitted = methods.fit(method, fit_space(x), fit_space(y), options)
     return apply(fitted, rows).vectors.float()
@@ -323,26 +293,17 @@ def main() -> None:
     options = command.parse_args()
     console = Console(width=max(160, Console().width))
     encoders = options.encoders.split(",")
-    quality: Table = [["collection", "measure", *encoders, "BM25"]]
     cells: list[Cell] = []
     try:
         for name in options.collections.split(","):
             texts = load(name)
             judged = judgements_of(texts)
             sides = {each: side(texts, judged, each) for each in encoders}
-            words = ndcg_of(bm25(texts.documents, texts.queries)[judged.rows], judged)
-            for label, values, lexical in (
-                ("nDCG@10", [each.ndcg for each in sides.values()], words),
-                ("cloze MRR", [each.ranks for each in sides.values()], bm25_ranks(texts)),
-            ):
-                row = [f"{float(each.mean()):.3f}" for each in (*values, lexical)]
-                quality.append([name, label, *row])
             cells += cells_of(texts, judged, sides, options.draws)
             console.print(f"{name} is measured")
     except Missing as error:
         sys.exit(str(error))
     tables = {
-        "encoders": quality,
         "order": order_table(cells),
         "weights": weight_table(cells),
         "regret": regret_table(cells),

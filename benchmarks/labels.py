@@ -20,7 +20,6 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.maths.geometry.space import fit_space
 from app.maths.relevance.fuse_weight import (
     choose_weight,
     default_weight,
@@ -29,9 +28,8 @@ from app.maths.relevance.fuse_weight import (
 )
 from app.maths.relevance.options import SearchMetrics, SearchOption, SearchVectors, measure_options
 from app.maths.relevance.ranking_metrics import Judgements
-from app.maths.translators import methods
-from app.maths.translators.translator import apply
 from benchmarks.auto import ENCODERS, Vectors, judged_pairs
+from benchmarks.cloze import translated
 from benchmarks.common import RESULTS, Missing, Table, parser, show, write
 
 COLLECTIONS = ("cranfield", "time", "pubmedqa", "xquad")
@@ -56,11 +54,8 @@ def measure(
     judged: Judgements, old: Vectors, new: Vectors, weight: float, rows: Tensor, queries: Tensor
 ) -> SearchMetrics:
     """Options by the anchors `rows`, and the queries `queries` as more anchors."""
-    x = fit_space(torch.cat([old[0][rows], old[1][queries]]).double())
-    y = fit_space(torch.cat([new[0][rows], new[1][queries]]).double())
-    options = methods.resolve("kernel", {}, anchors=len(x.unit))
-    forward = apply(methods.fit("kernel", x, y, options), old[0]).vectors.float()
-    back = apply(methods.fit("kernel", y, x, options), new[1]).vectors.float()
+    x, y = (torch.cat([side[0][rows], side[1][queries]]) for side in (old, new))
+    forward, back = translated(x, y, old[0], "kernel"), translated(y, x, new[1], "kernel")
     return measure_options(
         SearchVectors(old[1], old[0], new[1], new[0], back, forward),
         judged,

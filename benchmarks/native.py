@@ -203,31 +203,27 @@ def mean_of(cells: Sequence[Mapping[str, Any]], what: str = "ndcg") -> float:
 def tables_of(cells: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
     """Means over the draws, by pair; and the share of the gap."""
     pairs = list(dict.fromkeys((each["source"], each["target"]) for each in cells))
-    found: dict[str, Table] = {}
-    for name, old in (("gone", "is gone"), ("runs", "runs")):
-        sizes = sorted({each["anchors"] for each in cells if each["old"] == old})
-        columns = ["old -> new", "keep", "re-embed", "anchors", *(f"n {each}" for each in COUNTS)]
-        rows = []
-        for (source, target), size in itertools.product(pairs, sizes):
-            same = [
-                each
-                for each in cells
-                if (each["source"], each["target"], each["old"], each["anchors"])
-                == (source, target, old, size)
+    sizes = sorted({each["anchors"] for each in cells if each["old"] == "runs"})
+    columns = ["old -> new", "keep", "re-embed", "anchors", *(f"n {each}" for each in COUNTS)]
+    rows = []
+    for (source, target), size in itertools.product(pairs, sizes):
+        same = [
+            each
+            for each in cells
+            if (each["source"], each["target"], each["old"], each["anchors"])
+            == (source, target, "runs", size)
+        ]
+        values = [mean_of([each for each in same if each["native"] == n]) for n in COUNTS]
+        rows.append(
+            [
+                f"{source} -> {target}",
+                f"{same[0]['keep']:.3f}",
+                f"{same[0]['re-embed']:.3f}",
+                f"{size:,}",
+                *("" if np.isnan(value) else f"{value:.3f}" for value in values),
             ]
-            values = [mean_of([each for each in same if each["native"] == n]) for n in COUNTS]
-            rows.append(
-                [
-                    f"{source} -> {target}",
-                    f"{same[0]['keep']:.3f}",
-                    f"{same[0]['re-embed']:.3f}",
-                    f"{size:,}",
-                    *("" if np.isnan(value) else f"{value:.3f}" for value in values),
-                ]
-            )
-        found[name] = [columns, *rows]
-    found["gap"] = gap_table(cells, pairs)
-    return found
+        )
+    return {"runs": [columns, *rows], "gap": gap_table(cells, pairs)}
 
 
 def gap_table(mine: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]) -> Table:

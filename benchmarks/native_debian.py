@@ -26,11 +26,9 @@ from benchmarks.common import RESULTS, Missing, Table, parser, show, write
 from benchmarks.debian import collection, describe, packages, queries
 from benchmarks.native import (
     COUNTS,
-    LEAST_GAP,
     Service,
     exact,
     fill_lance,
-    mean_of,
     search,
     served,
     tables_of,
@@ -112,53 +110,6 @@ def blocks(
             ]
 
 
-def targets(cells: Sequence[Cell]) -> Table:
-    """What was promised before this was measured, and the worst pair of each promise."""
-    rows = [["target", "found", "worst pair", "met"]]
-
-    def by_pair(old: str, size: int, count: int) -> list[tuple[str, float, float, float]]:
-        found: dict[str, list[Cell]] = {}
-        for each in cells:
-            if (each["old"], each["anchors"], each["native"]) == (old, size, count):
-                found.setdefault(f"{each['source']} -> {each['target']}", []).append(each)
-        return [
-            (pair, mean_of(some), some[0]["keep"], some[0]["re-embed"])
-            for pair, some in found.items()
-        ]
-
-    def add(name: str, values: Mapping[str, float], least: float, *, mean: bool) -> None:
-        if not values:
-            return
-        worst = min(values, key=lambda pair: values[pair])
-        value = float(np.mean(list(values.values()))) if mean else values[worst]
-        met = "yes" if value >= least else "no"
-        rows.append([name, f"{value:+.3f}", f"{worst} {values[worst]:+.3f}", met])
-
-    for count, least in ((50, 0.8), (100, 0.9)):
-        shares = {
-            pair: (found - keep) / (new - keep)
-            for pair, found, keep, new in by_pair("is gone", 300, count)
-            if new - keep >= LEAST_GAP
-        }
-        name = f"old encoder gone, 300 anchors, n {count}: at least {least:.2f} of the gap, mean"
-        add(name, shares, least, mean=True)
-    for size in (0, 300):
-        better = {
-            pair: found - keep for pair, found, keep, new in by_pair("runs", size, 20) if new > keep
-        }
-        where = "where re-embed is better"
-        name = f"old encoder runs, {size} anchors, n 20: never 0.005 below keep {where}"
-        add(name, better, -0.005, mean=False)
-        best = {
-            pair: found - max(keep, new) for pair, found, keep, new in by_pair("runs", size, 50)
-        }
-        name = (
-            f"old encoder runs, {size} anchors, n 50: at most 0.005 below the better encoder, mean"
-        )
-        add(name, best, -0.005, mean=True)
-    return rows
-
-
 def main() -> None:
     """Measure, print and write."""
     command = parser(__doc__, RESULTS / "native_debian.json")
@@ -184,7 +135,7 @@ def main() -> None:
             cells += block
             print(f"{time.strftime('%H:%M:%S')} {len(cells)} cells", flush=True)
             if any(each["old"] == "is gone" for each in cells):
-                tables = {**tables_of(cells), "targets": targets(cells)}
+                tables = tables_of(cells)
                 write(options.json, tables, {"cells": cells})
     show(Console(width=max(160, Console().width)), tables)
 

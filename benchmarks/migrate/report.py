@@ -15,15 +15,11 @@ SWITCHES = ("cutover", "rollback", "second cutover")
 
 
 def tables(found: Found) -> dict[str, Table]:
-    """Numbers of the run, latencies and costs, named by the rows of the table."""
+    """Numbers of the run and latencies, named by the rows of the table."""
     name = str(found["settings"]["rows"])
     return {
         name: [["what", "found"], *map(list, _facts(found).items())],
         f"{name}-phases": [PHASE_HEAD, *_phases(found)],
-        f"{name}-resources": [
-            ["phase", "WAL", "database"],
-            *_resources(found),
-        ],
     }
 
 
@@ -40,17 +36,6 @@ def _phases(found: Found) -> Table:
             ]
         rows.append([*cells, str(searches.get("errors", 0) + writes.get("errors", 0))])
     return rows
-
-
-def _resources(found: Found) -> Table:
-    """WAL that a phase wrote, and the database after it, in GB."""
-    return [
-        [
-            name,
-            *(f"{each[key] / 1e9:,.2f}" for key in ("wal_bytes", "disk_bytes")),
-        ]
-        for name, each in found["resources"].items()
-    ]
 
 
 def _facts(found: Found) -> dict[str, str]:

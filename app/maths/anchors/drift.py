@@ -87,34 +87,6 @@ def cosines(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[Ten
     return torch.where(both_zero, 1.0, (unit(old) * unit(new)).sum(dim=1).clamp(-1.0, 1.0))
 
 
-def reorder_deviation(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> float:
-    """The largest deviation of a row from the row that is nearest to it in direction on the other
-    side, over both sides.
-
-    Both directions count: one vector sent many times is near an old one, but the old ones are not
-    near it.
-    """
-    old, new = old.double(), new.double()
-    table = unit(old) @ unit(new).T
-    largest = (deviations(old[table.argmax(dim=0)], new), deviations(new[table.argmax(dim=1)], old))
-    return max(float(each.max()) for each in largest)
-
-
-def cosine_correlation(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"]) -> float:
-    """Correlation of the centred cosines between different rows of either side; no rotation changes
-    it. 0 below three rows.
-    """
-    tables = [unit(each.double() - each.double().mean(dim=0)) for each in (old, new)]
-    above = torch.triu_indices(len(old), len(old), offset=1)
-    if above.shape[1] < 2:
-        return 0.0
-    return float(
-        torch.corrcoef(torch.stack([(each @ each.T)[above[0], above[1]] for each in tables]))[
-            0, 1
-        ].nan_to_num()
-    )
-
-
 def _changed_rows(deviations: Float64[Tensor, " k"], noise: float) -> Bool[Tensor, " k"]:
     """Which rows deviate by more than their bound."""
     bound = (
