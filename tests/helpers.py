@@ -16,7 +16,7 @@ from app.db.blobs import ORPHAN_AGE_S
 from app.encoders import service as encoders
 from app.encoders.schemas import NewEncoder
 from app.jobs import worker as runner
-from app.jobs.leases import Leases
+from app.jobs.worker import Leases
 from app.settings import Settings
 from app.wiring import make_services
 from workers.main import RUNNERS

@@ -18,8 +18,8 @@ from app.context import Services
 from app.encoders.check import check_all
 from app.errors import DatabaseUnavailable
 from app.jobs import worker as runner
-from app.jobs.leases import Leases
 from app.jobs.periodic import Periodic
+from app.jobs.worker import Leases
 from app.moves.run import run_migration
 from app.moves.sync import sync_all
 from app.ops import retention

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import exists, or_, select, update
 from sqlalchemy.orm import Session
 
-from app.db.statements import changed_rows
+from app.db.session import changed_rows
 from app.db.tables import ApiKeyRow, AuditRow
 from app.errors import NotFound
 

@@ -31,7 +31,7 @@ from app.errors import (
 from app.maths.geometry.space import refuse_overflow
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator
-from app.translate.fit import canonical_json
+from app.translate.maps import canonical_json
 from app.translate.placed_translator import PlacedTranslator, empty_rows
 
 #: bytes of the larger vectors of one batch, and so of a row group of the output

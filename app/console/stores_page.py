@@ -18,7 +18,7 @@ from app.http.deps import PathName, ReadContext, Reads, Svc
 from app.http.fields import NAME_PATTERN
 from app.search.advice import AdviceFacts, advise
 from app.stores import service as stores
-from app.translate.fit import FitRequest
+from app.translate.maps import FitRequest
 
 router = APIRouter()
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from app.db.statements import changed_rows
+from app.db.session import changed_rows
 from app.db.tables import JobRow, MigrationRow, now
 
 Leased = type[JobRow] | type[MigrationRow]

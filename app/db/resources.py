@@ -17,7 +17,7 @@ from sqlalchemy.orm import (
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.sql.base import ExecutableOption as ORMOption
 
-from app.db.statements import changed_rows
+from app.db.session import changed_rows
 from app.db.tables import (
     AliasRow,
     AnchorSetRow,

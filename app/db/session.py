@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import CursorResult, Delete, Engine, Update, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
     DataError,
@@ -148,6 +148,13 @@ class Database:
                 self._watch.answered()
                 return
         raise DatabaseUnavailable(AWAY, retry_after_s=2)
+
+
+def changed_rows(session: Session, statement: Update | Delete) -> int:
+    """Run the statement and return the number of rows it changed."""
+    options = {"synchronize_session": False}
+    done = cast("CursorResult[Any]", session.execute(statement, execution_options=options))
+    return done.rowcount
 
 
 def with_driver(url: str | URL) -> URL:

@@ -22,7 +22,7 @@ from app.heads.linear import LinearHead
 from app.heads.onnx import OnnxHead
 from app.heads.schemas import NewHead, StitchRequest
 from app.translate import fit as translators
-from app.translate.fit import FitRequest
+from app.translate.maps import FitRequest
 from app.translate.service import MappedVectors, MapRequest, Relation, Translation, apply_map
 from app.translate.warnings import AnswerWarning, warnings_about_change
 from app.types import repeated_positions

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select, u
 from sqlalchemy.orm import Session, aliased, defer
 
 from app.db import leases
-from app.db.statements import changed_rows
+from app.db.session import changed_rows
 from app.db.tables import JobRow
 from app.errors import NotFound
 from app.types import JobKind, JobState

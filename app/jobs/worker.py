@@ -1,4 +1,4 @@
-"""Claims jobs, runs them, and records how they end.
+"""Claims jobs under leases, runs them, and records how they end.
 
 One transaction writes the end of a job, its result and what it created.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,8 +17,8 @@ import structlog
 from sqlalchemy.orm import Session
 
 from app.context import Services
+from app.db import leases as row_leases
 from app.db import tables
-from app.db.leases import database_now
 from app.device_failures import is_device_failure
 from app.errors import (
     AnchorageError,
@@ -25,7 +26,6 @@ from app.errors import (
     Unavailable,
 )
 from app.jobs import queries as jobs
-from app.jobs.leases import Leases, hand_back
 from app.jobs.progress import (
     Cancelled,
     LeaseLost,
@@ -74,6 +74,35 @@ class DeviceBroken(Exception):
 
 
 JobRunner = Callable[[Services, tables.JobRow, Progress], JobResult]
+
+
+class Leases:
+    """The lease of the job that this process runs. One thread renews it while another works."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._held: str | None = None
+
+    @contextmanager
+    def hold(self, lease: str) -> Iterator[None]:
+        """Have the lease renewed inside this context."""
+        self._held = lease
+        try:
+            yield
+        finally:
+            self._held = None
+
+    def renew(self) -> None:
+        """Extend the lease. Raises DatabaseUnavailable."""
+        metrics.LEASES_RENEWED.set_to_current_time()
+        if (held := self._held) is not None:
+            with self._services.db.transaction() as session:
+                jobs.renew_leases(session, [held], seconds=self._services.lease_s)
+
+    def hand_back(self) -> None:
+        """Return the running job to the queue: this process stops."""
+        if (held := self._held) is not None:
+            hand_back(self._services, held)
 
 
 def run_next(
@@ -178,6 +207,23 @@ def _run(
     return "succeeded"
 
 
+def hand_back(services: Services, lease: str, *, to_the_end: bool = False) -> None:
+    """Return a job to its place in the queue, or to its end. The attempt does not count."""
+    with services.db.transaction() as session:
+        row = jobs.leased_job(session, lease)
+        if row is None:
+            return
+        back: dict[str, Any] = {
+            "state": JobState.queued,
+            "lease": None,
+            "attempts": row.attempts - 1,
+        }
+        if to_the_end:
+            back["due_at"] = row_leases.database_now(session)
+        jobs.change_leased(session, lease, **back)
+    services.notify_workers()
+
+
 def _leave_device(services: Services, lease: str, progress: Progress) -> str:
     """Queue the job for another process, or fail it after the last attempt; return the outcome."""
     log.exception("the job met a failure of the device %s", services.device)
@@ -280,7 +326,7 @@ def _try_again(
     pause_s = max(JOB_BACKOFF_S, wait_s) * 2 ** (row.attempts - 1)
     changes = {"state": JobState.queued, "lease": None, "error": error}
     with services.db.transaction() as session:
-        due_at = database_now(session) + timedelta(seconds=pause_s)
+        due_at = row_leases.database_now(session) + timedelta(seconds=pause_s)
         checkpoint = None if start_over else row.checkpoint
         jobs.change_leased(session, lease, **changes, due_at=due_at, checkpoint=checkpoint)
     return "to be tried again"

@@ -27,8 +27,8 @@ from app.maths.translators.translator import Translator, apply_into
 from app.stores.port import StoreVectors
 from app.translate import fit as translators
 from app.translate import warnings
-from app.translate.fit import TRANSLATOR, FitRequest
-from app.translate.maps import ServedMap
+from app.translate.fit import TRANSLATOR
+from app.translate.maps import FitRequest, ServedMap
 from app.translate.placed_translator import PlacedTranslator
 from app.translate.warnings import AnswerWarning
 

@@ -45,7 +45,7 @@ from app.stores import service as stores
 from app.stores.registry import has_cutover
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
-from app.translate.fit import FitRequest
+from app.translate.maps import FitRequest
 from app.types import EncoderKind, MigrationState
 
 #: how long the store may take to be read

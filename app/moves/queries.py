@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, exists, select, update
 from sqlalchemy.orm import Session
 
-from app.db.statements import changed_rows
+from app.db.session import changed_rows
 from app.db.tables import JobRow, MigrationRow, StoreRow, now
 from app.errors import NotFound
 from app.types import MigrationState

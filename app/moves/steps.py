@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from app.access.audit import record_audit
 from app.context import RequestContext, Services
 from app.db import tables
-from app.db.statements import changed_rows
+from app.db.session import changed_rows
 from app.errors import AnchorageError, BelowEstimate, StoreUnavailable, Unavailable
 from app.moves.context import MigrationContext, open_migration, without_url
 from app.moves.lease import LEASE_S, Lease, take_lease

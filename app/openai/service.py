@@ -37,7 +37,7 @@ from app.openai.schemas import (
 )
 from app.search import native_vectors
 from app.translate import fit as translators
-from app.translate.fit import FitRequest, SpacePair
+from app.translate.maps import FitRequest, SpacePair
 from app.translate.service import Translation, prepare_map
 from app.translate.warnings import AnswerWarning, warnings_about_change
 from app.types import InputRole

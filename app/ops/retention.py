@@ -11,7 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.context import Services
 from app.db import tables
-from app.db.statements import changed_rows
+from app.db.session import changed_rows
 from app.jobs import queries as jobs
 from app.search import queries as native_vectors
 

@@ -26,8 +26,8 @@ from app.maths.relevance.advice import (
 from app.maths.relevance.options import NATIVE_COUNT
 from app.search.scoring import comparison_of, default_weight_of, embeds_texts
 from app.translate import estimate as translator_reports
-from app.translate import fit as translators
 from app.translate import service as apply
+from app.translate.maps import FitRequest
 from app.translate.service import Translation
 from app.types import EncoderKind, JobKind, JobState
 
@@ -74,7 +74,7 @@ class AdviceFacts(BaseModel):
 def advise(
     services: Services,
     context: RequestContext,
-    request: translators.FitRequest,
+    request: FitRequest,
     known: AdviceFacts,
     *,
     newest: bool = False,
@@ -178,7 +178,7 @@ def advise(
 def _find_evaluation(
     services: Services,
     context: RequestContext,
-    request: translators.FitRequest,
+    request: FitRequest,
     job_id: str | None,
     translator: str,
     *,

@@ -13,7 +13,7 @@ from app.jobs.worker import JobResult
 from app.search.decide_schemas import EvaluateRequest, JudgedFields
 from app.search.judged import JudgedTask, check_judged, judged_of_job
 from app.translate.evaluate import EvaluationTask, check_evaluation
-from app.translate.fit import FitRequest
+from app.translate.maps import FitRequest
 from app.types import JobKind
 
 #: fields of vectors without judgements, and what else only applies without them

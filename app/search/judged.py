@@ -32,7 +32,7 @@ from app.search.decide_schemas import EvaluateRequest
 from app.search.scoring import default_weight_of, difference_of
 from app.translate import evaluate as evaluation
 from app.translate import fit as translators
-from app.translate.maps import ServedMap
+from app.translate.maps import FitRequest, ServedMap
 
 #: the field of a request that each kind of vectors of `SearchVectors` comes from
 FIELDS: Mapping[str, str] = {
@@ -65,7 +65,7 @@ class JudgedTask:
     candidates  of each search of the store
     """
 
-    request: translators.FitRequest
+    request: FitRequest
     items: Mapping[str, Tensor]
     judged: Judgements
     queries: int
@@ -180,7 +180,7 @@ def check_judged(services: Services, project: str, body: EvaluateRequest) -> Jud
 def judged_of_job(
     services: Services,
     project: str,
-    request: translators.FitRequest,
+    request: FitRequest,
     tensors: dict[str, Tensor],
     *,
     weight: float | None,
@@ -196,7 +196,7 @@ def judged_of_job(
 def _check_items(
     services: Services,
     project: str,
-    request: translators.FitRequest,
+    request: FitRequest,
     items: Mapping[str, Tensor],
 ) -> tuple[tables.SpaceRow, tables.SpaceRow, dict[str, Tensor], tuple[int, int]]:
     """Return both spaces, the checked items, and the numbers of queries and of documents."""

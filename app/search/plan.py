@@ -34,8 +34,7 @@ from app.search.scoring import (
 from app.stores import queries
 from app.stores.port import Side, StoreVectors
 from app.stores.registry import has_cutover
-from app.translate.fit import FitRequest
-from app.translate.maps import ServedMap
+from app.translate.maps import FitRequest, ServedMap
 from app.translate.service import Translation, prepare_map
 from app.types import EncoderKind, InputRole, MigrationState
 

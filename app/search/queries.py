@@ -11,7 +11,7 @@ from sqlalchemy import delete, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from app.db.statements import changed_rows
+from app.db.session import changed_rows
 from app.db.tables import NativeVectorRow as _Row
 
 #: bytes of a row without its vector, with its share of three indexes

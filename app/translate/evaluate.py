@@ -20,6 +20,7 @@ from app.maths.quality.metrics import CosineBlockFunction, bootstrap_interval
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import Translator, apply
 from app.translate import fit as translators
+from app.translate.maps import FitRequest
 
 #: most multiplications of an evaluation without a job: about a second of one core
 REQUEST_MULTIPLICATIONS = 2**33
@@ -43,7 +44,7 @@ class EvaluationTask:
     k      neighbours to compare
     """
 
-    request: translators.FitRequest
+    request: FitRequest
     items: Mapping[str, Tensor]
     k: int
     source: tables.SpaceRow
@@ -121,7 +122,7 @@ class EvaluationTask:
 def check_evaluation(
     services: Services,
     project: str,
-    request: translators.FitRequest,
+    request: FitRequest,
     items: Mapping[str, Tensor],
     k: int | None,
 ) -> EvaluationTask:

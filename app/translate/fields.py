@@ -13,7 +13,7 @@ from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.translators import methods
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import no_flags
-from app.translate import fit as translators
+from app.translate.maps import FitRequest
 from app.translate.warnings import AnswerWarning, WarningCode
 
 MethodName = Annotated[
@@ -119,9 +119,9 @@ def _request_without_options(
     target: str,
     anchor_set: str,
     method: str,
-) -> translators.FitRequest:
+) -> FitRequest:
     """A cached request: most requests have no options and repeat an earlier one."""
-    return translators.FitRequest(source, target, anchor_set, method, {})
+    return FitRequest(source, target, anchor_set, method, {})
 
 
 class PairRequest(Body):
@@ -139,11 +139,11 @@ class PairRequest(Body):
     )
     index: IndexSize | None = Field(None, description=INDEX_DESCRIPTION)
 
-    def translator_request(self) -> translators.FitRequest:
+    def translator_request(self) -> FitRequest:
         """The fit that the request wants."""
         if self.options is NO_OPTIONS and self.min_quality is NO_MINIMUM and self.index is None:
             return _request_without_options(self.source, self.target, self.anchor_set, self.method)
-        return translators.FitRequest(
+        return FitRequest(
             self.source,
             self.target,
             self.anchor_set,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import sha256
-from typing import Any
 
 import orjson
 from safetensors.torch import save
@@ -27,7 +25,7 @@ from app.maths.translators import methods
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator, content_hash
 from app.translate import estimate, fit_anchors, fit_queue, queries
-from app.translate.maps import ServedMap
+from app.translate.maps import FitRequest, ServedMap, SpacePair, canonical_json
 from app.translate.warnings import AnswerWarning
 from app.types import JobKind
 
@@ -35,67 +33,6 @@ TRANSLATOR = dataclass_codec(Translator, decoder=Decoder)
 
 #: cache size of an id with its key
 CACHED_ID_BYTES = 1024
-
-#: the kind of name under which a pair of spaces is remembered
-PAIR = "spaces"
-
-
-@dataclass(frozen=True)
-class FitRequest:
-    """A pair of spaces, and how to fit a translator between them.
-
-    source       None for relative vectors, whose source may be unknown
-    method       may be auto
-    min_quality  the least quality, by measure, of a translator
-    index        number of items of the index that the quality is for; None: the service chooses
-    numbers      whether a head that answers numbers reads the vectors: auto then keeps their
-                 cosine, and not their neighbours
-    """
-
-    source: str | None
-    target: str
-    anchor_set: str
-    method: str
-    options: methods.Options
-    min_quality: Mapping[str, float] = field(default_factory=dict)
-    index: int | None = None
-    numbers: bool = False
-
-    @cached_property
-    def key(self) -> Key:
-        """Equal for equal requests."""
-        fit = (
-            self.source,
-            self.target,
-            self.anchor_set,
-            self.method,
-            canonical_json(self.options),
-            self.numbers,
-        )
-        return (*fit, canonical_json(self.min_quality), self.index)
-
-    def pair_name(self, project: str) -> NameKey:
-        """The name under which its pair of spaces is remembered."""
-        return pair_name(project, self.anchor_set, self.source, self.target)
-
-
-@dataclass(eq=False)
-class SpacePair:
-    """The spaces that a request names, read in one transaction.
-
-    source, target  spaces of one anchor set; None if the request names none
-    maps            between these spaces, by the requests' keys, without their factors
-    """
-
-    source: tables.SpaceRow | None
-    target: tables.SpaceRow | None
-    maps: dict[Key, ServedMap] = field(default_factory=dict)
-
-    @property
-    def both(self) -> tuple[tables.SpaceRow, tables.SpaceRow]:
-        assert self.source is not None
-        assert self.target is not None
-        return self.source, self.target
 
 
 def fit(
@@ -301,11 +238,6 @@ def find_pair(
     return resolve(services, request.pair_name(project)).both
 
 
-def pair_name(project: str, anchor_set: str, source: str | None, target: str | None) -> NameKey:
-    """The name under which a pair is remembered."""
-    return NameKey(project, PAIR, (anchor_set, source, target))
-
-
 def resolve(services: Services, name: NameKey) -> SpacePair:
     """Return the pair of that name, from memory where possible.
 
@@ -359,9 +291,3 @@ def public_id(translator: Translator, row: tables.TranslatorRow) -> str:
     if row.weights is not None:
         text += f" None {row.weights}"
     return "tr_" + sha256(text.encode()).hexdigest()[:32]
-
-
-def canonical_json(options: Mapping[str, Any]) -> str:
-    """Return the options as JSON with sorted keys, so that equal options give equal text."""
-    # The bytes of orjson keep a buffer of 4 KiB, and caches keep this text in their keys.
-    return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS).decode()

@@ -1,19 +1,22 @@
-"""A map that is ready to apply, and its product: a small one at once, a large one in lanes."""
+"""Maps between spaces: what a request names, the map, and its product."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
+import orjson
 import torch
 from torch import Tensor
 
 from app.context import Services
 from app.db import tables
-from app.db.cache import Key
+from app.db.cache import Key, NameKey
 from app.errors import AnchorageError
 from app.maths.geometry.space import check_vectors
 from app.maths.translators import methods
@@ -21,6 +24,9 @@ from app.maths.translators import translator as maths
 from app.maths.translators.decoder import Decoder, TranslatedRows, decode
 from app.maths.translators.translator import RowFlags, Translator
 from app.translate.warnings import AnswerWarning
+
+#: the kind of name under which a pair of spaces is remembered
+PAIR = "spaces"
 
 #: most multiplications of a product that the caller's thread computes at once
 INLINE_MULTIPLICATIONS = 2**23
@@ -30,6 +36,56 @@ STEP_MULTIPLICATIONS = 2**29
 
 #: fewest rows of a step in a lane: a product of fewer reads the matrix too often
 FEWEST_ROWS_PER_STEP = 48
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """A pair of spaces, and how to fit a translator between them.
+
+    source       None for relative vectors, whose source may be unknown
+    method       may be auto
+    min_quality  the least quality, by measure, of a translator
+    index        number of items of the index that the quality is for; None: the service chooses
+    numbers      whether a head that answers numbers reads the vectors: auto then keeps their
+                 cosine, and not their neighbours
+    """
+
+    source: str | None
+    target: str
+    anchor_set: str
+    method: str
+    options: methods.Options
+    min_quality: Mapping[str, float] = field(default_factory=dict)
+    index: int | None = None
+    numbers: bool = False
+
+    @cached_property
+    def key(self) -> Key:
+        """Equal for equal requests."""
+        fit = (
+            self.source,
+            self.target,
+            self.anchor_set,
+            self.method,
+            canonical_json(self.options),
+            self.numbers,
+        )
+        return (*fit, canonical_json(self.min_quality), self.index)
+
+    def pair_name(self, project: str) -> NameKey:
+        """The name under which its pair of spaces is remembered."""
+        return pair_name(project, self.anchor_set, self.source, self.target)
+
+
+def pair_name(project: str, anchor_set: str, source: str | None, target: str | None) -> NameKey:
+    """The name under which a pair is remembered."""
+    return NameKey(project, PAIR, (anchor_set, source, target))
+
+
+def canonical_json(options: Mapping[str, Any]) -> str:
+    """Return the options as JSON with sorted keys, so that equal options give equal text."""
+    # The bytes of orjson keep a buffer of 4 KiB, and caches keep this text in their keys.
+    return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS).decode()
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +173,25 @@ class ServedMap:
                 check_vectors(vectors)
                 out.copy_(vectors)
                 return None
+
+
+@dataclass(eq=False)
+class SpacePair:
+    """The spaces that a request names, read in one transaction.
+
+    source, target  spaces of one anchor set; None if the request names none
+    maps            between these spaces, by the requests' keys, without their factors
+    """
+
+    source: tables.SpaceRow | None
+    target: tables.SpaceRow | None
+    maps: dict[Key, ServedMap] = field(default_factory=dict)
+
+    @property
+    def both(self) -> tuple[tables.SpaceRow, tables.SpaceRow]:
+        assert self.source is not None
+        assert self.target is not None
+        return self.source, self.target
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import and_, exists, or_, select, update
 from sqlalchemy.orm import Session, aliased, defer
 
-from app.db.statements import changed_rows
+from app.db.session import changed_rows
 from app.db.tables import TranslatorRow
 from app.errors import NotFound
 

@@ -29,8 +29,14 @@ from app.maths.translators import linear, methods
 from app.maths.translators.decoder import Decoder, TranslatedRows
 from app.translate import estimate, fit_queue, warnings
 from app.translate import fit as translators
-from app.translate.fit import FitRequest, SpacePair, pair_name
-from app.translate.maps import Projection, ServedMap
+from app.translate.maps import (
+    FitRequest,
+    Projection,
+    ServedMap,
+    SpacePair,
+    canonical_json,
+    pair_name,
+)
 from app.translate.warnings import AnswerWarning
 
 DECODER = dataclass_codec(Decoder)
@@ -179,7 +185,7 @@ class Decoding:
         method, options = self._choose_method(anchors=size)
         # Only a kernel depends on the space whose cosines it decodes.
         source = pair.source if methods.METHODS[method].core is None else None
-        key: Key = ("decoder", target.blob, method, translators.canonical_json(options))
+        key: Key = ("decoder", target.blob, method, canonical_json(options))
         if source is not None:
             key = (*key, source.blob)
 

@@ -11,7 +11,7 @@ from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.thresholds import NewThreshold, ScorePairs, find_threshold, score_pairs
 from app.translate import fit_anchors
 from app.translate.estimate import find_translator
-from app.translate.fit import canonical_json
+from app.translate.maps import canonical_json
 from app.types import Scores
 
 

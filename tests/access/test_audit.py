@@ -15,8 +15,9 @@ from app.heads import service as heads
 from app.heads.schemas import NewHead
 from app.jobs import submission
 from app.jobs import worker as runner
-from app.jobs.leases import Leases
+from app.jobs.worker import Leases
 from app.translate import fit as translators
+from app.translate.maps import FitRequest
 from app.types import JobKind, Scope
 from tests.helpers import CONTEXT, PROJECT, create_encoder
 
@@ -43,7 +44,7 @@ def audit_rows(services: Services) -> list[tuple[str, str, str]]:
 
 def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked_services):
     services = stocked_services
-    pair = translators.FitRequest("a", "b", "s", "procrustes", {})
+    pair = FitRequest("a", "b", "s", "procrustes", {})
     before = len(audit_rows(services))
     create(services, name="c")
     anchor_sets.add_embeddings(

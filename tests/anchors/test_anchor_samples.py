@@ -10,6 +10,7 @@ import pytest
 from app.anchors import samples
 from app.http import media_types
 from app.translate import fit as translators
+from app.translate.maps import FitRequest
 
 ROWS = np.random.default_rng(7).normal(size=(9, 3)).astype(np.float32)
 
@@ -27,9 +28,7 @@ def filled(client):
 
 def stored(client):
     services = client.app.state.services
-    pair = translators.find_pair(
-        services, "default", translators.FitRequest("a", "b", "s", "auto", {})
-    )
+    pair = translators.find_pair(services, "default", FitRequest("a", "b", "s", "auto", {}))
     return [samples.sample_of(services, space) for space in pair]
 
 

@@ -13,9 +13,10 @@ from app.errors import TooMuchAtOnce
 from app.ops import retention
 from app.translate import estimate
 from app.translate import fit as translators
+from app.translate.maps import FitRequest
 from tests.helpers import CONTEXT, PROJECT, age, alter, another_process, some
 
-REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
+REQUEST = FitRequest("a", "b", "s", "ridge", {})
 
 
 def put(services: Services, seed: int) -> torch.Tensor:

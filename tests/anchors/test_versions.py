@@ -18,12 +18,12 @@ from app.encoders import service as encoders
 from app.errors import Conflict, NotFound
 from app.heads import service as heads
 from app.heads.schemas import NewHead, StitchRequest
-from app.translate import fit as translators
 from app.translate import service as apply
+from app.translate.maps import FitRequest
 from tests.helpers import PROJECT, another_process, create_encoder
 
 VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
-TRANSLATION = translators.FitRequest("a", "b", "s", "graded", {})
+TRANSLATION = FitRequest("a", "b", "s", "graded", {})
 
 
 @pytest.fixture

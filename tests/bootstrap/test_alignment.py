@@ -27,6 +27,7 @@ from app.settings import Settings
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
 from app.translate import thresholds, warnings
+from app.translate.maps import FitRequest
 from app.types import JobState, Scores
 from app.wiring import make_services
 from tests.helpers import CONTEXT, PROJECT, create_encoder, run
@@ -131,7 +132,7 @@ def test_an_alignment_ends_in_a_set_a_translator_and_an_estimate(made, clouds):
 
 def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
     services, job = made
-    request = translators.FitRequest("old", "new", "made", "auto", {})
+    request = FitRequest("old", "new", "made", "auto", {})
     source, target = translators.find_pair(services, PROJECT, request)
     fitted = translators.fit(services, CONTEXT, source, target, request)
     assert fitted.id == job.result["translator"]
@@ -186,7 +187,7 @@ def test_seeds_and_unpaired_rows_become_a_set_that_keeps_the_map(quick, paired):
     estimate = row.result["estimate"]
     assert (estimate["seeds"], row.result["size"]) == (30, 1_000)
     assert estimate["recall"] > estimate["recall_alone"]
-    request = translators.FitRequest("old", "new", "made", "auto", {})
+    request = FitRequest("old", "new", "made", "auto", {})
     source, target = translators.find_pair(quick, PROJECT, request)
     fitted = translators.fit(quick, CONTEXT, source, target, request)
     assert fitted.id == row.result["translator"]
@@ -214,7 +215,7 @@ def test_seeds_that_the_pools_do_not_help_are_refused_with_the_numbers(quick, cl
 
 def test_a_migration_takes_no_made_place_for_a_native_vector(made, clouds):
     services, _ = made
-    request = translators.FitRequest("old", "new", "made", "auto", {})
+    request = FitRequest("old", "new", "made", "auto", {})
     built = maps.build_maps(services, CONTEXT, request)
     page = built.maps.forward.map_rows(clouds[0][:50].numpy())
     assert not page.known.any()

@@ -17,7 +17,8 @@ from app.bulk import parquet_file
 from app.bulk.parquet_file import BulkWork, read_translator
 from app.maths.translators.translator import apply
 from app.settings import Settings
-from app.translate.fit import FitRequest, read_file
+from app.translate.fit import read_file
+from app.translate.maps import FitRequest
 from app.translate.service import Translation, prepare_map
 from app.wiring import make_services
 from tests.helpers import CONTEXT, create_encoder, some

@@ -15,8 +15,7 @@ from app.context import Services
 from app.db import tables
 from app.jobs import progress
 from app.jobs import worker as runner
-from app.jobs.leases import Leases
-from app.jobs.worker import JobResult
+from app.jobs.worker import JobResult, Leases
 from app.types import JobKind, JobState
 from tests.helpers import PROJECT, again, alter
 

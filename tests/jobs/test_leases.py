@@ -13,8 +13,7 @@ from app.context import Services
 from app.db import tables
 from app.jobs import progress, submission
 from app.jobs import worker as runner
-from app.jobs.leases import Leases, hand_back
-from app.jobs.worker import JobResult
+from app.jobs.worker import JobResult, Leases, hand_back
 from app.types import JobKind, JobState
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, again, alter
 from tests.jobs.helpers import (

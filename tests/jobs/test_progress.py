@@ -7,8 +7,7 @@ import pytest
 from app import errors
 from app.db import tables
 from app.jobs import progress, submission
-from app.jobs.leases import hand_back
-from app.jobs.worker import JobResult
+from app.jobs.worker import JobResult, hand_back
 from app.types import JobState
 from tests.helpers import CONTEXT, again, alter
 from tests.jobs.helpers import at, going, never, run, turn

@@ -17,7 +17,7 @@ from app.anchors import service as anchor_sets
 from app.context import Services
 from app.db import tables
 from app.jobs import worker as runner
-from app.jobs.leases import Leases
+from app.jobs.worker import Leases
 from app.moves import service as migrations
 from app.moves.context import open_migration
 from app.moves.maps import MigrationMaps, load_maps

@@ -15,7 +15,7 @@ from app.errors import BlobMissing
 from app.maths.translators.translator import apply
 from app.moves.maps import MAPPED_ROWS, build_maps, load_maps
 from app.translate import placed_translator
-from app.translate.fit import FitRequest
+from app.translate.maps import FitRequest
 from tests.helpers import CONTEXT, another_process, create_encoder, some
 
 REQUEST = FitRequest("old", "new", "pairs", "auto", {})

@@ -35,7 +35,7 @@ from app.stores.handles import STORE_ANSWER_S
 from app.stores.schemas import NewStore
 from app.stores.service import create_store
 from app.translate import fit as translators
-from app.translate.fit import FitRequest
+from app.translate.maps import FitRequest
 from tests.helpers import CONTEXT, create_encoder, some
 from tests.moves.moving import (
     NEW_DIM,

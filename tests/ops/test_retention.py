@@ -16,11 +16,12 @@ from app.errors import NotFound
 from app.ops import retention
 from app.translate import estimate
 from app.translate import fit as translators
+from app.translate.maps import FitRequest
 from app.types import JobState
 from tests.helpers import CONTEXT, ON_EACH_DATABASE
 
 PROJECT = "p"
-REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
+REQUEST = FitRequest("a", "b", "s", "ridge", {})
 
 
 def days_ago(days: float) -> datetime:

@@ -9,7 +9,7 @@ from app.encoders import service as encoders
 from app.ops import retention
 from app.search.evaluate import evaluate_later
 from app.translate import evaluate as evaluation
-from app.translate import fit as translators
+from app.translate.maps import FitRequest
 from tests.helpers import (
     CONTEXT,
     PROJECT,
@@ -23,7 +23,7 @@ from tests.helpers import (
 @pytest.fixture
 def queued(stocked_services):
     """A job that waits: eight items, with a corpus."""
-    request = translators.FitRequest("a", "b", "s", "procrustes", {})
+    request = FitRequest("a", "b", "s", "procrustes", {})
     given = {"vectors": some(8, 3, 1), "native": some(8, 2, 2), "corpus": some(9, 2, 3)}
     asked = evaluation.check_evaluation(stocked_services, PROJECT, request, given, None)
     return evaluate_later(stocked_services, CONTEXT, asked), asked

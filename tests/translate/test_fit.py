@@ -18,11 +18,12 @@ from app.errors import (
 from app.translate import fit as translators
 from app.translate import queries
 from app.translate import service as apply
+from app.translate.maps import FitRequest
 from tests.helpers import CONTEXT, PROJECT, another_process, some
 
 
 def request(method="irp", **options):
-    return translators.FitRequest("a", "b", "s", method, options)
+    return FitRequest("a", "b", "s", method, options)
 
 
 def _blob_of(services, encoder):
@@ -42,7 +43,7 @@ def test_a_fit_from_an_encoder_to_itself_travels_between_processes(
         another_process(stocked_services, redis_url=redis_url, redis_prefix=redis_prefix[:50])
         for _ in range(2)
     ]
-    same = translators.FitRequest("a", "a", "s", "procrustes", {})
+    same = FitRequest("a", "a", "s", "procrustes", {})
     vectors = some(3, 3)
     answers = [
         apply.apply_map(each, CONTEXT, apply.Translation(same), vectors=vectors) for each in both

@@ -13,12 +13,13 @@ from app.db import tables
 from app.translate import estimate, fit_anchors
 from app.translate import fit as translators
 from app.translate import service as apply
+from app.translate.maps import FitRequest
 from app.translate.warnings import warnings_about_pair
 from tests.helpers import CONTEXT, PROJECT, again, create_encoder, some
 
 OWN, FOREIGN = 60, 90
 DIMS = {"x": 12, "y": 10}
-REQUEST = translators.FitRequest("x", "y", "mixed", "ridge", {"ridge": 1.0})
+REQUEST = FitRequest("x", "y", "mixed", "ridge", {"ridge": 1.0})
 
 
 def corpus(rows: int, which: int, seed: int) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from app.maths.translators import methods
 from app.translate import fit as translators
 from app.translate import fit_queue
 from app.translate import service as apply
-from app.translate.fit import FitRequest
+from app.translate.maps import FitRequest
 from app.types import JobState
 from tests.helpers import CONTEXT, again, run, some
 from tests.waiting import slack
