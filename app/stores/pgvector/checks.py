@@ -1,12 +1,12 @@
-"""What a migration requires of a table, of the role, and of the step before it."""
+"""What a migration requires of a table, and of the step before it."""
 
 from __future__ import annotations
 
 from typing import LiteralString
 
 from app.errors import StoreChanged, StoreRefused, StoreUnsupported
-from app.stores.pgvector.connections import StoreConnection
-from app.stores.pgvector.tables import PgLayout, index_metric
+from app.stores.pgvector.second_table import TRIGGERS
+from app.stores.pgvector.tables import PgLayout
 from app.stores.port import StoreLocation, StoreNote
 
 #: code and text of each obstacle; parameters: oid of the table, and its column of vectors.
@@ -84,54 +84,44 @@ UNION ALL SELECT DISTINCT 'dependent', CASE WHEN v.oid IS NULL OR r.rulename <> 
         WHERE a.attrelid = v.oid AND a.atttypid = t.atttypid))
     ELSE false END"""
 
-#: what the role lacks for a migration
-_LACKING: LiteralString = """
-SELECT text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-JOIN pg_roles r ON r.rolname = current_user, LATERAL (VALUES
-  (pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
-    'a server that accepts writes: this one is a read-only replica'),
-  (NOT pg_has_role(c.relowner, 'USAGE'), format('membership in the owner of the table '
-    '(GRANT %%I TO %%I)', pg_get_userbyid(c.relowner), current_user)),
-  (NOT has_schema_privilege(n.oid, 'CREATE'), format('CREATE in the schema '
-    '(GRANT CREATE ON SCHEMA %%I TO %%I)', n.nspname, current_user)),
-  (NOT has_database_privilege(current_database(), 'TEMPORARY'), format('temporary tables '
-    '(GRANT TEMPORARY ON DATABASE ... TO %%I)', current_user)),
-  (c.relforcerowsecurity AND NOT r.rolsuper AND NOT r.rolbypassrls, format('all rows despite '
-    'FORCE ROW LEVEL SECURITY (ALTER ROLE %%I BYPASSRLS)', current_user))) o(lacks, text)
-WHERE c.oid = %s AND lacks"""
+#: what `create_second` copies. Constraints NOT NULL have names since PostgreSQL 18
+_DEFINITIONS: LiteralString = """
+SELECT 'column ' || quote_ident(a.attname), concat_ws(', ', 'number ' || row_number() OVER (
+    ORDER BY a.attnum), CASE WHEN a.attname <> %(column)s THEN
+    format_type(a.atttypid, a.atttypmod) END, CASE WHEN a.attnotnull THEN 'NOT NULL' END,
+  'DEFAULT ' || pg_get_expr(d.adbin, d.adrelid), 'generated ' || nullif(a.attgenerated::text, ''),
+  (SELECT 'COLLATE ' || quote_ident(c.collname) FROM pg_collation c WHERE c.oid = a.attcollation
+    AND c.collname <> 'default'),
+  'storage ' || a.attstorage::text, 'compression ' || nullif(a.attcompression::text, ''))
+FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL SELECT 'constraint ' || quote_ident(conname), pg_get_constraintdef(oid)
+FROM pg_constraint WHERE conrelid = %(oid)s AND contype IN ('c', 'n')
+UNION ALL SELECT 'storage', array_to_string(reloptions, ' ') FROM pg_class WHERE oid = %(oid)s"""
 
 #: most dimensions that hnsw and ivfflat index
 INDEXED_DIM = {"vector": 2000, "halfvec": 4000}
 
 
-def find_obstacles(connection: StoreConnection, layout: PgLayout) -> list[StoreNote]:
+def find_obstacles(layout: PgLayout) -> list[StoreNote]:
     """Return what forbids a migration of this table."""
     values = {"oid": layout.seen.oid, "column": layout.seen.vectors.name}
-    rows = connection.execute(_OBSTACLES, values).fetchall()
+    rows = layout.connection.execute(_OBSTACLES, values).fetchall()
     return list(dict.fromkeys(StoreNote(*row) for row in rows))
 
 
-def require_no_obstacles(connection: StoreConnection, layout: PgLayout) -> None:
+def require_no_obstacles(layout: PgLayout) -> None:
     """Raises StoreUnsupported for the first obstacle to a migration."""
-    for each in find_obstacles(connection, layout):
+    for each in find_obstacles(layout):
         raise StoreUnsupported(each.detail, field="collection")
 
 
-def require_rights(connection: StoreConnection, layout: PgLayout) -> None:
-    """Raises StoreRefused with the rights that the role lacks."""
-    lacking = [text for [text] in connection.execute(_LACKING, [layout.seen.oid]).fetchall()]
-    if lacking:
-        raise StoreRefused(f"The role lacks what a migration needs: {'; '.join(lacking)}.")
-
-
-def new_type(
-    connection: StoreConnection, layout: PgLayout, location: StoreLocation, dim: int
-) -> str:
+def new_type(layout: PgLayout, location: StoreLocation, dim: int) -> str:
     """Return the type of the new vectors. Raises StoreUnsupported if it cannot have the index."""
     type_name = str(location.options.get("type", layout.seen.vectors.type_name))
     if type_name not in INDEXED_DIM:
         raise StoreUnsupported("The option `type` is `vector` or `halfvec`.", field="options")
-    if index_metric(connection, layout.seen) is not None and dim > INDEXED_DIM[type_name]:
+    if layout.seen.index_metric() is not None and dim > INDEXED_DIM[type_name]:
         raise StoreUnsupported(
             f"pgvector indexes at most {INDEXED_DIM[type_name]} dimensions of {type_name}; the "
             f"new vectors have {dim}. Set the store's option `type` to `halfvec`, which "
@@ -162,3 +152,49 @@ def require_same(layout: PgLayout, tag: str, dim: int) -> None:
             f"{known}, and are {found}. Undo the change, or abandon the migration if it is not "
             "cut over."
         )
+
+
+def require_capture(layout: PgLayout) -> None:
+    """Raises StoreChanged if a trigger is missing or disabled: writes of clients would be lost."""
+    rows = layout.connection.execute(
+        "SELECT tgname FROM pg_trigger WHERE tgrelid = %s AND tgenabled = 'A'", [layout.seen.oid]
+    ).fetchall()
+    missing = ", ".join(each for each in TRIGGERS if (each,) not in rows)
+    if not missing:
+        return
+    advice = "Writes of clients may be lost. `abandon` the migration, and plan a new one."
+    if layout.state.is_cut_over:
+        advice = (
+            "Writes of clients may be lost for a rollback. `finish` the migration. Or, if you "
+            "only disabled triggers, enable them by ALTER TABLE ... ENABLE ALWAYS TRIGGER, and "
+            "call `verify`: it copies again what differs in more than the vector."
+        )
+    raise StoreChanged(
+        f"Triggers of the migration on {layout.seen.name!r} are missing or disabled: {missing}. "
+        f"{advice}"
+    )
+
+
+def require_same_tables(layout: PgLayout) -> None:
+    """Raises StoreChanged and StoreUnsupported for what a switch would undo or not move."""
+    seen, other = (
+        dict(
+            layout.connection.execute(
+                _DEFINITIONS, {"oid": each.oid, "column": each.vectors.name}
+            ).fetchall()
+        )
+        for each in (layout.seen, layout.other)
+    )
+    different = [
+        f"{name} is ({seen.get(name, 'absent')}), and ({other.get(name, 'absent')}) in "
+        f"{layout.other.name}"
+        for name in sorted(seen.keys() | other.keys())
+        if seen.get(name) != other.get(name)
+    ]
+    if different:
+        raise StoreChanged(
+            f"The table {layout.seen.name!r} was altered during the migration: "
+            f"{'; '.join(different)}. Undo the change, or alter {layout.other.name} in the same "
+            "way, and try again."
+        )
+    require_no_obstacles(layout)

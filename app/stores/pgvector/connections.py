@@ -50,7 +50,8 @@ SESSION = (
     "set_config('extra_float_digits', '1', false), set_config('row_security', 'off', false), "
     "set_config('statement_timeout', %s, false), set_config('search_path', "
     "concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(n.nspname)), false), "
-    "n.nspname, e.extversion "
+    "n.nspname, e.extversion, "
+    "(SELECT setting::int FROM pg_settings WHERE name = 'deadlock_timeout') "
     "FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
 )
 
@@ -72,11 +73,13 @@ _UNREACHABLE = re.compile(
 class StoreConnection(psycopg.Connection[Any]):
     """A connection that raises OperationalError when the server is silent in a short statement.
 
-    extension  schema of pgvector
-    version    version of pgvector, as (0, 8)
+    extension    schema of pgvector
+    version      version of pgvector, as (0, 8)
+    deadlock_ms  how long a session waits for a lock before the server looks for a deadlock
     """
 
     extension: str
+    deadlock_ms: int
     version: tuple[int, ...]
     long: bool = False
 
@@ -189,7 +192,7 @@ class PgConnections:
                     "EXTENSION vector.",
                     field="address",
                 )
-            *_, connection.extension, version = row
+            *_, connection.extension, version, connection.deadlock_ms = row
             connection.version = tuple(int(part) for part in version.split(".")[:2])
             register_vector(connection)
         except BaseException:

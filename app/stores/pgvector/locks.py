@@ -17,14 +17,14 @@ from psycopg import sql
 
 from app.errors import StoreChanged, StoreRefused, StoreUnavailable, StoreUnsupported
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
-from app.stores.pgvector.tables import PgLayout, load_layout, name_of
+from app.stores.pgvector.tables import PgLayout, load_layout
 from app.stores.port import StoreLocation
 
 #: longest wait for one lock, during which others queue behind; and for how long to try again
 LOCK_MS, LOCK_PATIENCE_S = 100, 60.0
 
-#: shares of deadlock_timeout: within which a step gets all its locks, and of the wait for one
-LOCKING_SHARE, LOCK_SHARE = 0.75, 0.25
+#: share of deadlock_timeout within which a step gets all its locks
+LOCKING_SHARE = 0.75
 
 #: how much longer than deadlock_timeout to wait: then the server cancels the autovacuum
 GRACE_MS = 2000
@@ -55,32 +55,18 @@ WHERE r.oid IN (%(front)s, %(other)s) OR r.oid IN (SELECT oid FROM keys) AND {_M
   AND pg_has_role(r.relowner, 'USAGE') OR r.oid IN (SELECT oid FROM sequences) AND r.relkind = 'S'
 ORDER BY r.oid <> %(front)s, r.oid <> %(other)s, r.relkind, r.oid"""  # noqa: S608 (constants)
 
-#: statements that lock the tables of a migration, and those that have its triggers
-_LOCKS_OF_REMOVAL: LiteralString = """
-SELECT format('LOCK TABLE ONLY %%I.%%I IN ACCESS EXCLUSIVE MODE', n.nspname, r.relname)
-FROM pg_class r JOIN pg_namespace n ON n.oid = r.relnamespace
-WHERE r.relkind = 'r' AND n.nspname = %(schema)s AND (starts_with(r.relname, %(prefix)s)
-  OR r.oid IN (SELECT g.tgrelid FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid
-    WHERE starts_with(p.proname, %(prefix)s) AND p.pronamespace = n.oid))
-ORDER BY starts_with(r.relname, %(prefix)s), r.oid"""
-
 Result = TypeVar("Result")
 
 
-def locks_of_switch(connection: StoreConnection, layout: PgLayout) -> list[str]:
+def locks_of_switch(layout: PgLayout) -> list[str]:
     """Return statements that lock both tables, those of foreign keys, views and sequences."""
     oids = {"front": layout.seen.oid, "other": layout.other.oid}
-    return [text for [text] in connection.execute(_LOCKS_OF_SWITCH, oids).fetchall()]
-
-
-def locks_of_removal(connection: StoreConnection, schema: str, tag: str) -> list[str]:
-    values = {"schema": schema, "prefix": name_of(tag, "")}
-    return [text for [text] in connection.execute(_LOCKS_OF_REMOVAL, values).fetchall()]
+    return [text for [text] in layout.connection.execute(_LOCKS_OF_SWITCH, oids).fetchall()]
 
 
 def lock_all(connection: StoreConnection, locks: Sequence[str]) -> None:
     """Execute these statements as one, which ends before deadlock_timeout does."""
-    within_ms = int(LOCKING_SHARE * _deadlock_timeout_ms(connection))
+    within_ms = int(LOCKING_SHARE * connection.deadlock_ms)
     connection.execute(f"SET LOCAL statement_timeout = {within_ms}")
     statement = sql.Literal(f"BEGIN {' '.join(f'{each};' for each in locks)} END")
     try:
@@ -103,14 +89,13 @@ def run_locked(
     """
     until, longest = time.monotonic() + LOCK_PATIENCE_S, 0.0
     with connections.use(action) as connection:
-        lock_ms = min(LOCK_MS, int(LOCK_SHARE * _deadlock_timeout_ms(connection)))
         while True:
             began = time.monotonic()
             try:
                 _stop_autovacuum(connection, location)
                 began = time.monotonic()  # no client has waited until here
                 with connection.transaction() as whole:
-                    connection.execute(f"SET LOCAL lock_timeout = {max(1, lock_ms)}")
+                    connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}")
                     result = step(connection)
                     if result is False:
                         raise psycopg.Rollback(whole)
@@ -142,14 +127,6 @@ def _stop_autovacuum(connection: StoreConnection, location: StoreLocation) -> No
         for each in (layout.seen, layout.hidden):
             if each is not None:
                 with connection.transaction():
-                    within_ms = _deadlock_timeout_ms(connection) + GRACE_MS
+                    within_ms = connection.deadlock_ms + GRACE_MS
                     connection.execute(f"SET LOCAL lock_timeout = {within_ms}")
                     connection.run("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE", each.identifier)
-
-
-def _deadlock_timeout_ms(connection: StoreConnection) -> int:
-    """Return how long a session waits for a lock before it looks for a deadlock."""
-    [(milliseconds,)] = connection.execute(
-        "SELECT setting::int FROM pg_settings WHERE name = 'deadlock_timeout'"
-    ).fetchall()
-    return int(milliseconds)

@@ -1,169 +1,122 @@
-"""The steps of a migration: a second table is filled, and takes the name of the first.
+"""Switches: the second table takes the name of the first, and all that belongs to it; and ends.
 
-Captured changes are repeated in the second table as whole rows, and after a cutover in the old one.
+The second table has the same columns, options and indexes, whose names a switch exchanges. All else
+is moved. The catalogue writes the statements. They name the table by its name, which the other
+table has when those run that give.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import LiteralString
 
-import numpy as np
-from psycopg import sql
+import psycopg
 
 from app.errors import StoreChanged, StoreRefused, StoreUnavailable, StoreUnsupported, WrongState
-from app.stores.pgvector.checks import (
-    new_type,
-    require_no_obstacles,
-    require_rights,
-    require_same,
-)
-from app.stores.pgvector.connections import PgConnections, StoreConnection
-from app.stores.pgvector.following import (
-    Follower,
-    create_queue,
-    require_capture,
+from app.stores.pgvector.checks import require_same_tables
+from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.following import CAPTURED_ROWS, Follower, PgNewVectors, save_state
+from app.stores.pgvector.locks import lock_all, locks_of_switch, run_locked
+from app.stores.pgvector.second_table import (
+    exchange_index_names,
+    has_same_indexes,
     start_capture,
     stop_capture,
 )
-from app.stores.pgvector.locks import lock_all, locks_of_removal, locks_of_switch, run_locked
-from app.stores.pgvector.rows import fetch, zero_vector
-from app.stores.pgvector.second_table import (
-    copy_indexes,
-    create_second,
-    detach,
-    exchange_index_names,
-    has_same_indexes,
-    require_same_definitions,
-    validate_keys,
-)
-from app.stores.pgvector.tables import (
-    PgLayout,
-    PgState,
-    load_layout,
-    name_of,
-    states_of,
-    table_files,
-    traces_of,
-)
-from app.stores.port import (
-    Changes,
-    Migration,
-    Page,
-    StoreId,
-    StoreLocation,
-    StoreVectors,
-    Switch,
-    TranslateRows,
-)
+from app.stores.pgvector.tables import load_layout, name_of, traces_of
+from app.stores.port import Switch, TranslateRows
 
-#: captured writes of one transaction, which locks their rows; a switch translates at most as many
-#: while clients wait. For how long such transactions may follow each other until few are left
-CAPTURED_ROWS, DRAIN_PATIENCE_S = 100, 300.0
+#: for how long captured writes are applied until so few are left that a switch can translate them
+#: while clients wait
+DRAIN_PATIENCE_S = 300.0
+
+#: statements that take something from the table, and that give it to the other one
+_MOVED: LiteralString = """
+WITH t AS (SELECT c.*, format('%%I.%%I', n.nspname, c.relname) AS name FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s),
+s AS (SELECT c.oid, c.relacl, c.relowner, format('%%I.%%I', n.nspname, c.relname) AS name,
+  quote_ident(a.attname) AS field, a.attidentity, q.* FROM pg_depend d
+  JOIN pg_class c ON c.oid = d.objid JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_sequence q ON q.seqrelid = c.oid
+  JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+  WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass
+  AND d.refobjid = %(oid)s AND d.deptype IN ('a', 'i'))
+SELECT 1, NULL, format('ALTER TABLE %%s OWNER TO %%I; ALTER TABLE %%1$s %%3$s ROW LEVEL SECURITY, '
+    '%%4$s ROW LEVEL SECURITY', name, pg_get_userbyid(relowner),
+    CASE WHEN relrowsecurity THEN 'ENABLE' ELSE 'DISABLE' END,
+    CASE WHEN relforcerowsecurity THEN 'FORCE' ELSE 'NO FORCE' END) FROM t
+UNION ALL SELECT 1, NULL, format('ALTER SEQUENCE %%s OWNED BY %%s.%%s', s.name, t.name, field)
+  FROM t, s WHERE attidentity = ''
+UNION ALL SELECT 1, format('SELECT set_config(''anchorage.drawn_%%s'', last_value || '' '' || '
+    'is_called, true) FROM %%s; ALTER TABLE %%s ALTER %%s DROP IDENTITY',
+    s.oid, s.name, t.name, field),
+  format('ALTER TABLE %%s ALTER %%s ADD GENERATED %%s AS IDENTITY (SEQUENCE NAME %%s INCREMENT %%s '
+    'MINVALUE %%s MAXVALUE %%s START %%s CACHE %%s %%s); '
+    'SELECT setval(%%4$L, n[1]::bigint, n[2]::boolean) FROM string_to_array(current_setting('
+    '''anchorage.drawn_%%11$s''), '' '') n', t.name, field,
+    CASE attidentity WHEN 'a' THEN 'ALWAYS' ELSE 'BY DEFAULT' END, s.name, seqincrement, seqmin,
+    seqmax, seqstart, seqcache, CASE WHEN seqcycle THEN 'CYCLE' ELSE 'NO CYCLE' END, s.oid)
+  FROM t, s WHERE attidentity <> ''
+UNION ALL SELECT 2, NULL, format('REVOKE ALL ON SEQUENCE %%s FROM %%s', s.name,
+    CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
+  FROM s, pg_default_acl, aclexplode(defaclacl)
+  WHERE attidentity <> '' AND defaclobjtype = 'S' AND grantee <> s.relowner
+UNION ALL SELECT 3, CASE WHEN kind = 'TABLE' THEN
+    format('REVOKE ALL ON %%s %%s FROM %%s CASCADE', kind, r.name, role) END,
+  format('GRANT %%s ON %%s %%s TO %%s', privilege_type, kind, r.name, role) ||
+    CASE WHEN is_grantable THEN ' WITH GRANT OPTION' ELSE '' END
+  FROM (SELECT 'TABLE', name, relacl, relowner FROM t UNION ALL
+    SELECT 'SEQUENCE', name, relacl, relowner FROM s WHERE attidentity <> '')
+  r(kind, name, relacl, relowner), aclexplode(relacl),
+  LATERAL (SELECT CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee))
+    END) g(role) WHERE grantee <> relowner
+UNION ALL SELECT 3, format('DROP POLICY %%I ON %%s', p.polname, name),
+  format('CREATE POLICY %%I ON %%s AS %%s FOR %%s TO %%s', p.polname, name,
+    CASE WHEN p.polpermissive THEN 'PERMISSIVE' ELSE 'RESTRICTIVE' END,
+    CASE p.polcmd WHEN 'r' THEN 'SELECT' WHEN 'a' THEN 'INSERT' WHEN 'w' THEN 'UPDATE'
+      WHEN 'd' THEN 'DELETE' ELSE 'ALL' END,
+    (SELECT string_agg(CASE WHEN r = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r)) END, ', ')
+      FROM unnest(p.polroles) r))
+    || coalesce(' USING (' || pg_get_expr(p.polqual, p.polrelid) || ')', '')
+    || coalesce(' WITH CHECK (' || pg_get_expr(p.polwithcheck, p.polrelid) || ')', '')
+  FROM t JOIN pg_policy p ON p.polrelid = t.oid
+UNION ALL SELECT 3, format('DROP TRIGGER %%I ON %%s', tgname, name), pg_get_triggerdef(g.oid) ||
+    format('; ALTER TABLE %%s %%s TRIGGER %%I', name, CASE tgenabled WHEN 'R' THEN 'ENABLE REPLICA'
+      WHEN 'A' THEN 'ENABLE ALWAYS' WHEN 'D' THEN 'DISABLE' ELSE 'ENABLE' END, tgname)
+  FROM t JOIN pg_trigger g ON g.tgrelid = t.oid WHERE NOT tgisinternal
+UNION ALL SELECT 3, format('ALTER TABLE %%I.%%I DROP CONSTRAINT %%I', n.nspname, c.relname,
+    k.conname), format('ALTER TABLE %%I.%%I ADD CONSTRAINT %%I %%s NOT VALID', n.nspname, c.relname,
+    k.conname, pg_get_constraintdef(k.oid))
+  FROM t JOIN pg_constraint k ON t.oid IN (k.conrelid, k.confrelid) AND k.contype = 'f'
+    AND k.conparentid = 0
+  JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+UNION ALL SELECT 3, NULL, format('CREATE OR REPLACE VIEW %%I.%%I %%s AS %%s', n.nspname, v.relname,
+    'WITH (' || array_to_string(v.reloptions, ', ') || ')', pg_get_viewdef(v.oid))
+  FROM pg_class v JOIN pg_namespace n ON n.oid = v.relnamespace
+  WHERE v.relkind = 'v' AND v.oid IN (SELECT w.ev_class FROM pg_rewrite w JOIN pg_depend d
+    ON d.objid = w.oid AND d.classid = 'pg_rewrite'::regclass
+    AND d.refclassid = 'pg_class'::regclass WHERE d.refobjid = %(oid)s)
+UNION ALL SELECT 3, NULL, format('COMMENT ON TABLE %%s IS %%L', name,
+  obj_description(oid, 'pg_class')) FROM t
+UNION ALL SELECT 3, NULL, format('COMMENT ON COLUMN %%s.%%I IS %%L', name, a.attname,
+  col_description(t.oid, a.attnum)) FROM t JOIN pg_attribute a ON a.attrelid = t.oid
+  WHERE a.attnum > 0 AND NOT a.attisdropped
+ORDER BY 1"""
+
+#: foreign keys from the table and to it that are not validated, but enforced
+_TO_VALIDATE: LiteralString = """
+SELECT format('ALTER TABLE %%I.%%I VALIDATE CONSTRAINT %%I', n.nspname, c.relname, k.conname)
+FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE k.contype = 'f' AND k.conparentid = 0 AND %s IN (k.conrelid, k.confrelid)
+  AND NOT k.convalidated AND to_jsonb(k) ->> 'conenforced' IS DISTINCT FROM 'false'"""
 
 
-class PgMigration(Migration):
-    """The new vectors of one migration, in a copy of the table."""
-
-    def __init__(
-        self, connections: PgConnections, location: StoreLocation, tag: str, dim: int
-    ) -> None:
-        self.connections = connections
-        self.location = location
-        self.tag = tag
-        self.dim = dim
-
-    # --- steps ------------------------------------------------------------------------------------
-
-    def prepare(self) -> None:
-        with self.connections.use("to check the table") as connection:
-            if load_layout(connection, self.location).moving is not None:
-                self._load(connection)  # no lock, because the index may be under construction
-                return
-        run_locked(self.connections, self.location, "to prepare the migration", self._create)
-
-    def _create(self, connection: StoreConnection) -> None:
-        seen = load_layout(connection, self.location).seen
-        connection.execute(
-            "SELECT pg_advisory_xact_lock(hashtextextended('anchorage', %s))", [seen.oid]
-        )
-        layout = load_layout(connection, self.location)  # as another process left it
-        if layout.moving is None:
-            self._require_no_traces(connection)
-            require_rights(connection, layout)
-            require_no_obstacles(connection, layout)
-            type_name = new_type(connection, layout, self.location, self.dim)
-            state = PgState(self.tag, "prepared", layout.seen.name)
-            layout = replace(layout, moving=state)
-            create_second(connection, layout.seen, self.tag, type_name, self.dim)
-            create_queue(connection, layout)
-            start_capture(connection, layout.seen, self.tag)
-            _save(connection, layout, state)
-        self._load(connection)
-
-    def write(
-        self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
-    ) -> None:
-        if not len(ids):
-            return
-        with self._follow("to write new vectors") as follower:
-            follower.write(ids, vectors, replace=replace)
-
-    def read(self, ids: Sequence[StoreId]) -> Page:
-        with self.connections.use("to fetch rows") as connection:
-            return fetch(connection, load_layout(connection, self.location).table("new"), ids)
-
-    def count(self) -> int:
-        with self.connections.use("to count new vectors", long=True) as connection:
-            layout = load_layout(connection, self.location)
-            if layout.moving is None:
-                return 0
-            new = layout.table("new")
-            [(count,)] = connection.run(
-                "SELECT count(*) FROM {} WHERE {} OPERATOR({}.<>) {}",
-                new.identifier,
-                new.vectors.name,
-                connection.extension,
-                zero_vector(connection, new),
-            ).fetchall()
-            return int(count)
-
-    def build_index(self) -> None:
-        with self.connections.use("to build the indexes", long=True) as connection:
-            layout = self._load(connection)
-            copy_indexes(connection, layout)
-            connection.run("ANALYZE {}", layout.other.identifier)
-
-    def changes(self, limit: int) -> Changes:
-        with self.connections.use("to read captured writes") as connection:
-            layout = load_layout(connection, self.location)
-            if layout.moving is None:
-                return Changes([], np.zeros((0, self.dim), np.float32))
-            return Follower(connection, layout).read_changes(min(limit, CAPTURED_ROWS))
-
-    def apply(self, changes: Changes, vectors: StoreVectors) -> None:
-        with self._follow("to apply captured writes") as follower:
-            follower.apply(changes, vectors)
-
-    def requeue_different(self, *, only_rewritten: bool = False) -> int | None:
-        """Make rows wait for `apply` that differ between both tables, though no change waits.
-
-        only_rewritten  only if PostgreSQL has rewritten a table since both were the same
-        """
-        with self._follow("to compare rows") as follower:
-            connection, layout = follower.connection, follower.layout
-            files = table_files(connection, layout)
-            if only_rewritten and files == layout.state.files:
-                return 0
-            _require_same_tables(connection, layout)
-            count = follower.queue_different()
-            if count == 0:
-                _save(connection, layout, replace(layout.state, files=files))
-            return count
+class PgMigration(PgNewVectors):
+    """New vectors in a copy of the table, which can take the table's name."""
 
     def cutover(self, translate: TranslateRows) -> Switch:
         return self._switch("to cut over", translate, to_new=True)
@@ -177,84 +130,16 @@ class PgMigration(Migration):
     def abandon(self) -> None:
         self._remove(cut_over=False)
 
-    # --- parts ------------------------------------------------------------------------------------
-
-    def _load(self, connection: StoreConnection) -> PgLayout:
-        """Return the layout. Raises StoreChanged if it differs from that of `prepare`."""
-        layout = load_layout(connection, self.location)
-        if layout.moving is None:
-            self._require_no_traces(connection)
-        require_same(layout, self.tag, self.dim)
-        require_capture(connection, layout)
-        return layout
-
-    @contextmanager
-    def _follow(self, action: str) -> Iterator[Follower]:
-        with self.connections.transaction(action, long=True) as connection:
-            yield Follower(connection, self._load(connection))
-
-    def _require_no_traces(self, connection: StoreConnection) -> None:
-        names = [name for _, name in traces_of(connection, self.location, self.tag)]
-        if names:
-            step = "`finish`" if name_of(self.tag, "old") in names else "`abandon`"
-            raise StoreChanged(
-                f"The state of the migration is missing: the table {name_of(self.tag, 'queue')} "
-                "was dropped, its comment was changed, or its owner is not the table's. "
-                "Writes of clients may be lost, or fail. "
-                f"{step} the migration: it removes {', '.join(sorted(names))}."
-            )
-
-    def _remove(self, *, cut_over: bool) -> None:
-        """Drop the table that clients do not see, and all traces, by their names."""
-
-        def step(connection: StoreConnection) -> None:
-            found = traces_of(connection, self.location, self.tag)
-            if not found:
-                return
-            schema, names = found[0][0], [name for _, name in found]
-            lock_all(connection, locks_of_removal(connection, schema, self.tag))
-            states = [each for _, each in states_of(connection, schema) if each.tag == self.tag]
-            if states:
-                is_old, is_new = not states[0].is_cut_over, states[0].is_cut_over
-            else:
-                is_old, is_new = (name_of(self.tag, each) in names for each in ("new", "old"))
-            if is_old and cut_over:
-                raise WrongState("The migration cannot finish: it is not cut over. Cut over first.")
-            if is_new and not cut_over:
-                raise WrongState(
-                    "The migration cannot be abandoned: it is cut over. Roll back first, or finish."
-                )
-            for each in sorted(names):  # the function of the triggers is the first
-                if each == name_of(self.tag, "capture"):
-                    connection.run("DROP FUNCTION {}() CASCADE", sql.Identifier(schema, each))
-                else:
-                    connection.run("DROP TABLE {}", sql.Identifier(schema, each))
-
-        self._validate()
-        run_locked(self.connections, self.location, "to remove the migration", step)
-
-    def _validate(self) -> None:
-        """Validate the foreign keys that a switch, which may have been killed, has added."""
-        with (
-            suppress(StoreChanged, StoreRefused, StoreUnsupported),  # of a table without a switch
-            self.connections.use("to validate foreign keys", long=True) as connection,
-        ):
-            layout = load_layout(connection, self.location)
-            if layout.moving is not None and layout.moving.phase != "prepared":
-                validate_keys(connection, layout.seen)
-
     def _switch(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
         self._validate()
         with self._follow("to check the table") as follower:
             if follower.layout.state.is_cut_over == to_new:
                 return Switch(0.0)
-            _require_same_tables(follower.connection, follower.layout)
+            require_same_tables(follower.layout)
             follower.copy_missing()
-        self.build_index()
         longest, until = 0.0, time.monotonic() + DRAIN_PATIENCE_S
         while time.monotonic() < until:
-            with self.connections.use("to build the indexes", long=True) as connection:
-                copy_indexes(connection, self._load(connection))
+            self.build_index()
             self._drain(translate, until)
             if self.requeue_different(only_rewritten=True) != 0:
                 continue
@@ -287,21 +172,23 @@ class PgMigration(Migration):
         layout = self._load(connection)
         if layout.state.is_cut_over == to_new:
             return True
-        locks = locks_of_switch(connection, layout)
+        locks = locks_of_switch(layout)
         lock_all(connection, locks)
         layout = self._load(connection)  # nothing can change it from here on
         # A view or a foreign key may have come meanwhile.
-        is_same = locks_of_switch(connection, layout) == locks
-        is_same = is_same and has_same_indexes(connection, layout)
-        if not is_same or table_files(connection, layout) != layout.state.files:
+        is_same = locks_of_switch(layout) == locks and has_same_indexes(layout)
+        if not is_same or layout.files() != layout.state.files:
             return False
-        follower = Follower(connection, layout)
+        follower = Follower(layout)
         changes = follower.read_changes(CAPTURED_ROWS + 1)
         if len(changes.token) > CAPTURED_ROWS:
             return False
-        _require_same_tables(connection, layout)
-        stop_capture(connection, layout.seen)
-        attachments = detach(connection, layout.seen)
+        require_same_tables(layout)
+        stop_capture(layout.seen)
+        found = connection.execute(_MOVED, {"oid": layout.seen.oid}).fetchall()
+        for _, take, _ in found:
+            if take is not None:
+                connection.execute(take.encode())
         if len(changes):  # it may take long: no other table must be locked after it
             vectors = translate(changes.ids, changes.vectors)
             if not follower.apply(changes, vectors):
@@ -311,20 +198,42 @@ class PgMigration(Migration):
         hidden = replace(layout.seen, name=after.hidden)
         for table, name in ((layout.seen, hidden.name), (layout.other, now.name)):
             connection.run("ALTER TABLE {} RENAME TO {}", table.identifier, name)
-        exchange_index_names(connection, self.tag, hidden)
-        for each in attachments:
-            connection.execute(each.encode())
-        start_capture(connection, now, self.tag)
-        _save(connection, layout, after)
+        exchange_index_names(self.tag, hidden)
+        for *_, give in found:
+            connection.execute(give.encode())
+        start_capture(now, self.tag)
+        save_state(layout, after)
         return True
 
+    def _validate(self) -> None:
+        """Validate the foreign keys that a switch, which may have been killed, has added."""
+        with (
+            suppress(StoreChanged, StoreRefused, StoreUnsupported),  # of a table without a switch
+            self.connections.use("to validate foreign keys", long=True) as connection,
+        ):
+            layout = load_layout(connection, self.location)
+            if layout.moving is None or layout.moving.phase == "prepared":
+                return
+            for [statement] in connection.execute(_TO_VALIDATE, [layout.seen.oid]).fetchall():
+                with suppress(psycopg.errors.ForeignKeyViolation):  # a client's own, meanwhile
+                    connection.execute(statement.encode())
 
-def _save(connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
-    text = json.dumps({"anchorage": 1, "state": state.__dict__}, separators=(",", ":"))
-    connection.run("COMMENT ON TABLE {} IS {}", layout.queue, sql.Literal(text))
+    def _remove(self, *, cut_over: bool) -> None:
+        """Drop the table that clients do not see, and all traces, by their names."""
 
+        def step(connection: StoreConnection) -> None:
+            found = traces_of(connection, self.location, self.tag)
+            lock_all(connection, [lock for _, lock, _ in found if lock is not None])
+            found = traces_of(connection, self.location, self.tag)  # nothing can change it now
+            names = {name for name, *_ in found}
+            if cut_over and name_of(self.tag, "new") in names:
+                raise WrongState("The migration cannot finish: it is not cut over. Cut over first.")
+            if not cut_over and name_of(self.tag, "old") in names:
+                raise WrongState(
+                    "The migration cannot be abandoned: it is cut over. Roll back first, or finish."
+                )
+            for *_, drop in found:
+                connection.execute(drop.encode())
 
-def _require_same_tables(connection: StoreConnection, layout: PgLayout) -> None:
-    """Raises StoreChanged and StoreUnsupported for what a switch would undo or not move."""
-    require_same_definitions(connection, layout)
-    require_no_obstacles(connection, layout)
+        self._validate()
+        run_locked(self.connections, self.location, "to remove the migration", step)

@@ -1,26 +1,29 @@
-"""A table of PostgreSQL with a column of vectors."""
+"""A table of PostgreSQL with a column of vectors: reads, and searches with filters on columns."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
+import psycopg
 from psycopg import sql
 
-from app.errors import StoreUnsupported
+from app.errors import DimensionMismatch, InvalidFilter, InvalidOption, StoreUnsupported
 from app.stores.answers import MAX_TEXT
+from app.stores.common import rows_checksum
 from app.stores.pgvector.checks import find_obstacles
-from app.stores.pgvector.connections import PgConnections, StoreConnection
+from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
 from app.stores.pgvector.migration import PgMigration
-from app.stores.pgvector.rows import dim_of, fetch, read_page, read_texts
-from app.stores.pgvector.search import search
-from app.stores.pgvector.tables import PgLayout, index_metric, load_layout
+from app.stores.pgvector.tables import PgLayout, PgTable, load_layout, stack_vectors
 from app.stores.port import (
     Capabilities,
     Cursor,
     HearRows,
     Hits,
+    Metric,
     Migration,
     Page,
     RowsChecksum,
@@ -31,6 +34,7 @@ from app.stores.port import (
     StoreId,
     StoreLocation,
 )
+from app.types import is_unicode
 
 #: below this number of rows a sample reads all keys
 SMALL_TABLE = 20_000
@@ -38,7 +42,94 @@ SMALL_TABLE = 20_000
 #: rows that a checksum reads at once
 ROWS_A_FETCH = 10_000
 
+#: the limits of hnsw.ef_search
+LEAST_EF, MAX_EF = 40, 1000
+
 _DTYPES = {"vector": "float32", "halfvec": "float16"}
+
+_DISTANCES: dict[Metric, sql.SQL] = {
+    "cosine": sql.SQL("<=>"),
+    "dot": sql.SQL("<#>"),
+    "euclidean": sql.SQL("<->"),
+}
+
+_COMPARISONS = {
+    "$eq": "=",
+    "$ne": "<>",
+    "$gt": ">",
+    "$gte": ">=",
+    "$lt": "<",
+    "$lte": "<=",
+    "$contains": "@>",
+}
+
+
+def where(filter: Any, rows: PgTable) -> tuple[sql.Composable, list[Any]]:
+    """Return a condition on `rows`, whose alias is `v`, and its parameters.
+
+    filter  {column: value}, {column: [any of these]}, {column: null} or {column: {"$gt": value}};
+            the operators are $eq, $ne, $gt, $gte, $lt, $lte, $in and $contains. All must hold.
+    """
+    if not isinstance(filter, Mapping):
+        raise InvalidFilter(
+            'A filter is an object of columns, as {"year": {"$gte": 2020}}.', field="filter"
+        )
+    types = {each.name: each.type_text for each in rows.columns}
+    terms: list[sql.Composable] = [sql.SQL("TRUE")]
+    values: list[Any] = []
+    for name, condition in filter.items():
+        if name not in types:
+            raise InvalidFilter(
+                f"The table has no column `{name}`. It has {', '.join(types)}.", field="filter"
+            )
+        if not isinstance(condition, Mapping):
+            condition = {"$in" if isinstance(condition, list) else "$eq": condition}
+        for operator, value in condition.items():
+            term, more = _term(sql.Identifier("v", name), types[name], operator, value)
+            terms.append(term)
+            values += more
+    return sql.SQL(" AND ").join(terms), values
+
+
+def _term(
+    column: sql.Identifier, type_text: str, operator: str, value: Any
+) -> tuple[sql.Composable, list[Any]]:
+    kind = sql.SQL(type_text)  # the catalogue writes it
+    if operator == "$in" and isinstance(value, list):
+        texts = [_text(each) for each in value if each is not None]
+        term = sql.SQL("{} = ANY(CAST(%s AS {}[]))").format(column, kind)
+        if None in value:
+            term = sql.SQL("({} OR {} IS NULL)").format(term, column)
+        return term, [texts]
+    if operator not in _COMPARISONS or operator == "$in":
+        raise InvalidFilter(
+            f"`{operator}` is no operator of filters, or its value has the wrong form. The "
+            f"operators are {', '.join(_COMPARISONS)} and $in with a list.",
+            field="filter",
+        )
+    if value is None:
+        negated = {"$eq": "IS NULL", "$ne": "IS NOT NULL"}.get(operator)
+        if negated is None:
+            raise InvalidFilter(f"`{operator}` does not apply to null.", field="filter")
+        return sql.SQL("{} {}").format(column, sql.SQL(negated)), []
+    sign = sql.SQL(_COMPARISONS[operator])
+    if operator == "$contains":
+        return sql.SQL("to_jsonb({}) @> CAST(%s AS jsonb)").format(column), [json.dumps(value)]
+    return sql.SQL("{} {} CAST(%s AS {})").format(column, sign, kind), [_text(value)]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if "\0" in value or not is_unicode(value):
+        raise InvalidFilter(
+            "A text of the filter contains the character U+0000 or half of a character, which "
+            "PostgreSQL does not store. Send the text without it.",
+            field="filter",
+        )
+    return value
 
 
 class PgvectorStore(Store):
@@ -46,37 +137,31 @@ class PgvectorStore(Store):
     docs/explanation/decisions.md.
     """
 
-    capabilities = Capabilities(
-        captures_writes=True,
-        atomic_cutover=True,
-        filters=True,
-    )
+    capabilities = Capabilities(captures_writes=True, atomic_cutover=True, filters=True)
 
     def __init__(self, location: StoreLocation) -> None:
         self.location = location
         self.connections = PgConnections(location.url)
 
     @contextmanager
-    def _open(
-        self, action: str, *, long: bool = False
-    ) -> Iterator[tuple[StoreConnection, PgLayout]]:
+    def _open(self, action: str, *, long: bool = False) -> Iterator[PgLayout]:
         with self.connections.use(action, long=long) as connection:
-            yield connection, load_layout(connection, self.location)
+            yield load_layout(connection, self.location)
 
     def facts(self) -> StoreFacts:
-        with self._open("to describe the table", long=True) as (connection, layout):
+        with self._open("to describe the table", long=True) as layout:
             seen = layout.seen
-            [(rows, size)] = connection.run(
+            [(rows, size)] = layout.connection.run(
                 "SELECT count({}), (SELECT pg_total_relation_size(%s::oid)) FROM {}",
                 seen.vectors.name,
                 seen.identifier,
                 params=[seen.oid],
             ).fetchall()
-            metric = index_metric(connection, seen)
-            notes = find_obstacles(connection, layout)
+            metric = seen.index_metric()
+            notes = find_obstacles(layout)
             return StoreFacts(
                 rows=int(rows),
-                dim=dim_of(connection, seen),
+                dim=seen.read_dim(),
                 metric=metric or "cosine",
                 dtype=_DTYPES[seen.vectors.type_name],
                 indexed=metric is not None,
@@ -87,82 +172,171 @@ class PgvectorStore(Store):
             )
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
-        with self._open("to read rows") as (connection, layout):
+        with self._open("to read rows") as layout:
             table = layout.table(side)
             key, after, values = sql.Identifier("v", table.key.name), sql.Composed([]), [limit]
             if cursor is not None:
                 after = sql.SQL("AND {} > %s::{}").format(key, sql.SQL(table.key_type))
                 values = [cursor, limit]
-            tail = sql.SQL("{} ORDER BY {} LIMIT %s").format(after, key)
-            page = read_page(connection, table, tail, values)
+            page = table.read_page(sql.SQL("{} ORDER BY {} LIMIT %s").format(after, key), values)
             return Page(page.ids, page.vectors, page.ids[-1] if len(page.ids) == limit else None)
 
     def sample(self, count: int, seed: int = 0) -> Page:
         """Return rows of random pages of the table; of a small table, random rows."""
-        with self._open("to sample rows", long=True) as (connection, layout):
+        with self._open("to sample rows", long=True) as layout:
             table = layout.table("old")
             tail = sql.SQL("ORDER BY hashtextextended({}::text, %s) LIMIT %s").format(
                 sql.Identifier("v", table.key.name)
             )
-            [(rows, pages)] = connection.execute(
+            [(rows, pages)] = layout.connection.execute(
                 "SELECT reltuples, greatest(relpages, 1) FROM pg_class WHERE oid = %s", [table.oid]
             ).fetchall()
             if rows > max(SMALL_TABLE, 20 * count):
                 percent = min(100.0, max(400.0 * count / rows, 100.0 * count / pages))
                 some = sql.SQL("TABLESAMPLE SYSTEM ({}) REPEATABLE ({})").format(percent, seed)
-                page = read_page(connection, table, tail, [seed, count], some)
+                page = table.read_page(tail, [seed, count], some)
                 if len(page.ids) == count:
                     return page
-            return read_page(connection, table, tail, [seed, count])
+            return table.read_page(tail, [seed, count])
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
-        with self._open("to fetch rows") as (connection, layout):
-            return fetch(connection, layout.table(side), ids)
+        with self._open("to fetch rows") as layout:
+            return layout.table(side).fetch(ids)
 
     def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
-        with self._open("to read texts") as (connection, layout):
-            types = {e.name: (e.category, e.type_text) for e in layout.seen.columns}
-            category, type_text = types.get(field, ("", ""))
-            if category != "S":
+        with self._open("to read texts") as layout:
+            types = {each.name: each for each in layout.seen.columns}
+            if field not in types or types[field].category != "S":
                 problem = f"The table has no column `{field}`."
                 if field in types:
+                    type_text = types[field].type_text
                     problem = f"The column `{field}` has the type {type_text}, which is no text."
                 raise StoreUnsupported(
                     f"{problem} Name the column of texts in `text_field`.", field="text_field"
                 )
             text = sql.SQL("left({}::text, {})").format(sql.Identifier("r", field), MAX_TEXT)
-            found = read_texts(connection, layout.seen, text, ids)
+            found = layout.seen.read_texts(text, ids)
             return [found.get(str(each)) for each in ids]
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         # Without an index PostgreSQL may be silent for longer than it is in other searches.
         with (
-            self._open("to search", long=wanted.exact) as (connection, layout),
-            connection.transaction(),
+            self._open("to search", long=wanted.exact) as layout,
+            layout.connection.transaction(),
         ):
-            return search(connection, layout, wanted, self.location.options)
+            place = layout.table(wanted.side)
+            dim = place.read_dim()
+            if wanted.queries.shape[1:] != (dim,):
+                raise DimensionMismatch(
+                    f"The vectors of the table have {dim} dimensions; the queries have "
+                    f"{wanted.queries.shape[-1]}. Send vectors of the encoder that the table "
+                    "holds.",
+                    field="vectors",
+                )
+            metric = layout.seen.index_metric() or "cosine"
+            return [
+                self._hits(layout, wanted, metric, rows)
+                for rows in self._nearest(place, wanted, metric)
+            ]
+
+    def _nearest(self, place: PgTable, wanted: Search, metric: Metric) -> list[list[Any]]:
+        """Return key, distance and perhaps vector of the nearest rows of each query.
+
+        It sets options of the transaction.
+        """
+        connection = place.connection
+        column = sql.Identifier("v", place.vectors.name)
+        condition, values = where(wanted.filter or {}, place)
+        statement = sql.SQL(
+            "SELECT {key}, {column} {operator} %s::{type} AS distance, {vector} FROM {table} v "
+            "WHERE {column} IS NOT NULL AND {condition} "
+            "ORDER BY {column} {operator} %s::{type} LIMIT %s"
+        ).format(
+            key=place.selected_key,
+            column=column,
+            operator=_DISTANCES[metric],
+            type=place.vector_type,
+            vector=column if wanted.vectors else sql.SQL("NULL"),
+            table=place.identifier,
+            condition=condition,
+        )
+        settings = {"enable_indexscan": "off", "statement_timeout": f"{SHORT_STATEMENT_S}s"}
+        if not wanted.exact:
+            settings = self._index_settings(connection, wanted)
+        for name, value in ({"row_security": "on"} | settings).items():
+            connection.execute("SELECT set_config(%s, %s, true)", [name, value])
+        answers = []
+        for query in wanted.queries.astype(np.float32):
+            cursor = connection.cursor(binary=True)
+            try:
+                rows = cursor.execute(statement, [query, *values, query, wanted.k]).fetchall()
+            except psycopg.errors.QueryCanceled:
+                if not wanted.exact:
+                    raise
+                raise StoreUnsupported(
+                    f"An exact search of this table takes more than {SHORT_STATEMENT_S} s.",
+                    field="exact",
+                ) from None
+            answers.append(sorted(rows, key=lambda row: float(row[1])))
+        connection.execute("SELECT set_config('enable_indexscan', 'on', true)")
+        return answers
+
+    def _index_settings(self, connection: StoreConnection, wanted: Search) -> dict[str, str]:
+        """Return pgvector's settings of a search that uses an index."""
+        options = self.location.options
+        ef, probes = str(options.get("ef_search", LEAST_EF)), str(options.get("probes", 10))
+        if not (ef.isdecimal() and 1 <= int(ef) <= MAX_EF) or not (
+            probes.isdecimal() and 1 <= int(probes) <= 32768
+        ):
+            raise InvalidOption(
+                "`ef_search` is a number from 1 to 1000, and `probes` one from 1 to 32768.",
+                field="options",
+            )
+        settings = {
+            "hnsw.ef_search": str(max(int(ef), min(wanted.k, MAX_EF))),
+            "ivfflat.probes": probes,
+        }
+        scan = options.get("iterative_scan", bool(wanted.filter) or wanted.k > MAX_EF)
+        if scan and connection.version >= (0, 8):
+            settings["hnsw.iterative_scan"] = "strict_order"
+            settings["ivfflat.iterative_scan"] = "relaxed_order"
+        return settings
+
+    def _hits(self, layout: PgLayout, wanted: Search, metric: Metric, rows: list[Any]) -> Hits:
+        ids = [row[0] for row in rows]
+        scores = [float(1 - row[1] if metric == "cosine" else -row[1]) for row in rows]
+        vectors = payloads = None
+        if wanted.vectors:
+            vectors = stack_vectors([row[2] for row in rows], wanted.queries.shape[1])
+        if wanted.payload:
+            value = sql.SQL("(SELECT to_jsonb(p) FROM (SELECT {}) p)::text").format(
+                sql.SQL(", ").join(sql.Identifier("r", name) for name in layout.seen.payload)
+            )
+            found = layout.seen.read_texts(value, ids)
+            payloads = [json.loads(found.get(str(each)) or "{}") for each in ids]
+        return Hits(ids, scores, vectors, payloads)
 
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
-        """Return sums of two hashes of each row's text: PostgreSQL streams, the order is free."""
-        with self._open("to compute a checksum", long=True) as (connection, layout):
+        """PostgreSQL streams two hashes of each row's text. The order is free."""
+        with self._open("to compute a checksum", long=True) as layout:
             names = [layout.seen.key.name, *sorted(layout.seen.payload)]
             query = sql.SQL(
                 "SELECT hashtextextended(h, 0), hashtextextended(h, 1) "
-                "FROM (SELECT ROW({})::text AS h FROM {} t) hashes"
+                "FROM (SELECT {} || ROW({})::text AS h FROM {} t) hashes"
             ).format(
+                repr(names),
                 sql.SQL(", ").join(sql.Identifier("t", name) for name in names),
                 layout.seen.identifier,
             )
-            count, sums = 0, (0, 0)
-            reading = connection.cursor("anchorage_checksum", binary=True)
-            with connection.transaction(), reading as cursor:
-                cursor.execute(query)
+
+            def pages() -> Iterator[list[int]]:
                 while rows := cursor.fetchmany(ROWS_A_FETCH):
-                    parts = zip(sums, *rows, strict=True)
-                    count, sums = count + len(rows), (sum(next(parts)), sum(next(parts)))
-                    hear(count)
-        digest = hashlib.sha256(f"{names}:{sums[0]}:{sums[1]}".encode()).hexdigest()
-        return RowsChecksum(count, digest)
+                    yield [(first << 64) + second for first, second in rows]
+
+            reading = layout.connection.cursor("anchorage_checksum", binary=True)
+            with layout.connection.transaction(), reading as cursor:
+                cursor.execute(query)
+                return rows_checksum(pages(), hear)
 
     def migration(self, tag: str, dim: int) -> Migration:
         return PgMigration(self.connections, self.location, tag, dim)

@@ -1,4 +1,4 @@
-"""Where the vectors of a collection are now: before, during and after a migration.
+"""Tables with vectors: where they are before, during and after a migration, and their rows.
 
 PostgreSQL's catalogue says what a table is: columns, key, vectors and index. The state of a
 migration is JSON in the comment of its queue table, so that any process can read it and each step
@@ -11,15 +11,18 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import LiteralString, NamedTuple
+from typing import Any, NamedTuple
+from uuid import UUID
 
+import numpy as np
 import psycopg
 from psycopg import sql
 
-from app.errors import StoreChanged, StoreRefused, StoreUnsupported
+from app.errors import DimensionMismatch, StoreChanged, StoreRefused, StoreUnsupported
+from app.stores.answers import MAX_ANSWER_BYTES, MAX_CONTENT_BYTES
 from app.stores.common import did_you_mean
 from app.stores.pgvector.connections import StoreConnection
-from app.stores.port import Metric, Side, StoreLocation
+from app.stores.port import Metric, Page, Side, StoreId, StoreLocation, StoreVectors
 
 #: the type of a parameter, of an array of them, and of the keys in tables of ours, by the type of
 #: a client's key
@@ -62,12 +65,19 @@ SELECT pg_get_userbyid(c.relowner), obj_description(c.oid, 'pg_class') FROM pg_c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND c.relname ~ '^anchorage_[0-9a-f]{8}_queue$' AND n.nspname = %s"""
 
+#: name, and statements that lock and that drop each table and function of a migration
 _TRACES = """
 WITH t(schema, name, id) AS (SELECT relnamespace, relname, oid FROM pg_class WHERE relkind = 'r'
   UNION ALL SELECT pronamespace, proname, oid FROM pg_proc)
-SELECT n.nspname, t.name FROM t JOIN pg_namespace n ON n.oid = t.schema
+SELECT t.name, (SELECT string_agg(format('LOCK TABLE ONLY %%s IN ACCESS EXCLUSIVE MODE',
+    g.oid::regclass), '; ') FROM pg_class g WHERE g.oid = t.id
+    OR g.oid IN (SELECT tgrelid FROM pg_trigger WHERE tgfoid = t.id)),
+  CASE WHEN p.oid IS NULL THEN format('DROP TABLE %%I.%%I', n.nspname, t.name)
+    ELSE format('DROP FUNCTION %%I.%%I() CASCADE', n.nspname, t.name) END
+FROM t JOIN pg_namespace n ON n.oid = t.schema LEFT JOIN pg_proc p ON p.oid = t.id
 WHERE starts_with(t.name, %s)
-  AND t.schema = coalesce((SELECT relnamespace FROM pg_class WHERE oid = %s), t.schema)"""
+  AND t.schema = coalesce((SELECT relnamespace FROM pg_class WHERE oid = %s), t.schema)
+ORDER BY p.oid IS NULL, t.name"""
 
 
 class PgColumn(NamedTuple):
@@ -89,8 +99,9 @@ class PgColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class PgTable:
-    """A table with a key and a column of vectors."""
+    """A table with a key and a column of vectors, which a connection reads."""
 
+    connection: StoreConnection
     oid: int
     schema: str
     name: str
@@ -113,10 +124,115 @@ class PgTable:
         return self.vectors.modifier if self.vectors.modifier > 0 else None
 
     @property
+    def vector_type(self) -> sql.Identifier:
+        return sql.Identifier(self.connection.extension, self.vectors.type_name)
+
+    @property
+    def zero(self) -> sql.Composed:
+        """The vector of zeros, which a row without a new vector has in a NOT NULL column."""
+        return sql.SQL("array_fill(0::real, ARRAY[{}])::{}").format(self.dim, self.vector_type)
+
+    @property
     def payload(self) -> list[str]:
         """Names of the columns without the key and the vector."""
         hidden = {self.key.name, self.vectors.name}
         return [each.name for each in self.columns if each.name not in hidden]
+
+    @property
+    def selected_key(self) -> sql.Composable:
+        """The key of a row `v` as ids are: UUIDs are text."""
+        key = sql.Identifier("v", self.key.name)
+        return sql.SQL("{}::text").format(key) if self.key_type == "uuid" else key
+
+    def stored_keys(self, ids: Sequence[StoreId]) -> list[Any]:
+        """Return the ids that the key can hold, as parameters."""
+        keys: list[Any] = []
+        for each in ids:
+            with suppress(ValueError):
+                if self.key_type == "bigint" and not -(2**63) <= int(each) < 2**63:
+                    continue
+                if self.key_type == "text" and "\0" in str(each):
+                    continue
+                keys.append({"bigint": int, "text": str, "uuid": UUID}[self.key_type](each))
+        return keys
+
+    def index_metric(self) -> Metric | None:
+        """Return the metric of the approximate index; None without an index."""
+        values = [self.oid, self.vectors.name]
+        row = self.connection.execute(_INDEX_OPERATORS, values).fetchone()
+        return None if row is None else _METRIC_OF_OPERATORS.get(row[0], "cosine")
+
+    def read_dim(self) -> int:
+        """Return the dimensions: declared, or of the first vector."""
+        if self.dim is not None:
+            return self.dim
+        row = self.connection.run(
+            "SELECT vector_dims({0}) FROM {1} WHERE {0} IS NOT NULL LIMIT 1",
+            self.vectors.name,
+            self.identifier,
+        ).fetchone()
+        if row is None:
+            raise StoreUnsupported(
+                f"The column `{self.vectors.name}` declares no dimension and has no vectors. "
+                "Declare it, as `vector(384)`, or insert rows first.",
+                field="vector_field",
+            )
+        return int(row[0])
+
+    def read_page(
+        self,
+        tail: sql.Composable,
+        values: Any,
+        chosen: sql.Composable = sql.SQL(""),  # noqa: B008 (a constant)
+    ) -> Page:
+        """Return rows `v` with a vector.
+
+        chosen  a sample or a join
+        tail    conditions, order and limit
+        """
+        column = sql.Identifier("v", self.vectors.name)
+        query = sql.SQL("SELECT {}, {} FROM {} v {} WHERE {} IS NOT NULL {}").format(
+            self.selected_key, column, self.identifier, chosen, column, tail
+        )
+        rows = self.connection.cursor(binary=True).execute(query, values).fetchall()
+        vectors = stack_vectors([row[1] for row in rows], self.read_dim())
+        return Page([row[0] for row in rows], vectors)
+
+    def fetch(self, ids: Sequence[StoreId]) -> Page:
+        """Return the rows of these ids that have a vector, in the order of `ids`."""
+        wanted = sql.SQL(
+            "JOIN unnest(%s::{}[]) WITH ORDINALITY wanted(key, place) ON wanted.key = v.{}"
+        ).format(sql.SQL(self.key_type), sql.Identifier(self.key.name))
+        return self.read_page(sql.SQL("ORDER BY wanted.place"), [self.stored_keys(ids)], wanted)
+
+    def read_texts(self, value: sql.Composable, ids: Sequence[StoreId]) -> dict[str, str | None]:
+        """Return a text of each row `r`, by its key, one row after another."""
+        query = sql.SQL(
+            "SELECT k, CASE WHEN octet_length(t) <= {most} THEN t END, octet_length(t) FROM "
+            "(SELECT {key}::text AS k, {value} AS t FROM {table} r "
+            "WHERE {key} = ANY(%s::{type}[]) OFFSET 0) texts"
+        ).format(
+            most=MAX_ANSWER_BYTES,
+            key=sql.Identifier("r", self.key.name),
+            value=value,
+            table=self.identifier,
+            type=sql.SQL(self.key_type),
+        )
+        found: dict[str, str | None] = {}
+        left = MAX_CONTENT_BYTES
+        for key, text, size in self.connection.cursor().stream(query, [self.stored_keys(ids)]):
+            if (size or 0) > MAX_ANSWER_BYTES:
+                raise StoreUnsupported(
+                    f"The row with the id {key} is too large to read: it has more than "
+                    f"{MAX_ANSWER_BYTES >> 20} MiB. Store less in each row."
+                )
+            found[key], left = text, left - (size or 0)
+            if left < 0:
+                raise StoreUnsupported(
+                    f"The columns of these {len(ids)} rows have more than "
+                    f"{MAX_CONTENT_BYTES >> 20} MiB. Ask for fewer rows."
+                )
+        return found
 
 
 @dataclass(frozen=True)
@@ -152,6 +268,10 @@ class PgLayout:
     moving: PgState | None = None
 
     @property
+    def connection(self) -> StoreConnection:
+        return self.seen.connection
+
+    @property
     def other(self) -> PgTable:
         """The table that clients do not see."""
         if self.hidden is None:
@@ -169,6 +289,15 @@ class PgLayout:
     @property
     def queue(self) -> sql.Identifier:
         return sql.Identifier(self.seen.schema, name_of(self.state.tag, "queue"))
+
+    def files(self) -> list[list[int]]:
+        """Return numbers that change when PostgreSQL rewrites a table, or adds a column."""
+        rows = self.connection.execute(
+            "SELECT oid::bigint, pg_relation_filenode(oid)::bigint, relnatts FROM pg_class "
+            "WHERE oid = ANY(%s) ORDER BY 1",
+            [[self.seen.oid, self.other.oid]],
+        ).fetchall()
+        return [list(row) for row in rows]
 
     def table(self, side: Side) -> PgTable:
         is_cut_over = self.moving is not None and self.moving.is_cut_over
@@ -217,7 +346,7 @@ def load_table(connection: StoreConnection, oid: int, location: StoreLocation) -
             )
     key = _choose_key(name, columns, location.id_field)
     vectors = _choose_vectors(name, columns, location.vector_field)
-    return PgTable(oid, schema, name, owner, columns, key, vectors)
+    return PgTable(connection, oid, schema, name, owner, columns, key, vectors)
 
 
 def _choose_key(table: str, columns: Sequence[PgColumn], wanted: str | None) -> PgColumn:
@@ -261,10 +390,17 @@ def _choose_vectors(table: str, columns: Sequence[PgColumn], wanted: str | None)
     )
 
 
-def index_metric(connection: StoreConnection, table: PgTable) -> Metric | None:
-    """Return the metric of the approximate index; None without an index."""
-    row = connection.execute(_INDEX_OPERATORS, [table.oid, table.vectors.name]).fetchone()
-    return None if row is None else _METRIC_OF_OPERATORS.get(row[0], "cosine")
+def stack_vectors(found: Sequence[Any], dim: int) -> StoreVectors:
+    """Return vectors of pgvector's own classes as one matrix (n, d)."""
+    vectors = np.zeros((len(found), dim), np.float32)
+    for place, each in enumerate(found):
+        if each.dimensions() != dim:
+            raise DimensionMismatch(
+                f"The column holds vectors of different dimensions; at least one has not {dim}. "
+                "Declare the dimension of the column, as `vector(384)`."
+            )
+        vectors[place] = each.to_numpy()
+    return vectors
 
 
 def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayout:
@@ -315,38 +451,11 @@ def states_of(connection: StoreConnection, schema: str) -> list[tuple[str, PgSta
 
 def traces_of(
     connection: StoreConnection, location: StoreLocation, tag: str
-) -> list[tuple[str, str]]:
-    """Return schema and name of each table and function of a migration.
+) -> list[tuple[str, str | None, str]]:
+    """Return each table and function of a migration: its name, and how to lock and to drop it.
 
-    Names alone tell them: the collection may be gone or have another schema, and the state
-    unreadable.
+    The one with the triggers is the first. Names alone tell them: the collection may be gone or
+    have another schema, and the state unreadable.
     """
     oid = find_table(connection, location.collection)
     return connection.execute(_TRACES, [name_of(tag, ""), oid]).fetchall()
-
-
-_OTHERS: LiteralString = """
-SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC'
-  ELSE quote_ident(pg_get_userbyid(a.grantee)) END
-FROM (SELECT relacl, relowner FROM pg_class WHERE oid = to_regclass(%(name)s) UNION ALL
-  SELECT coalesce(proacl, acldefault('f', proowner)), proowner FROM pg_proc
-  WHERE oid = to_regproc(%(name)s)) o(acl, owner), aclexplode(o.acl) a WHERE a.grantee <> o.owner"""
-
-
-def make_private(
-    connection: StoreConnection, kind: LiteralString, target: sql.Identifier, owner: str
-) -> None:
-    """Give a new table or function to its owner, without the rights that others have by default."""
-    connection.run("ALTER {} {} OWNER TO {}", sql.SQL(kind), target, owner)
-    for [role] in connection.execute(_OTHERS, {"name": target.as_string(connection)}).fetchall():
-        connection.run("REVOKE ALL ON {} {} FROM {}", sql.SQL(kind), target, sql.SQL(role))
-
-
-def table_files(connection: StoreConnection, layout: PgLayout) -> list[list[int]]:
-    """Return numbers of both tables that change when PostgreSQL rewrites one, or adds a column."""
-    rows = connection.execute(
-        "SELECT oid::bigint, pg_relation_filenode(oid)::bigint, relnatts FROM pg_class "
-        "WHERE oid = ANY(%s) ORDER BY 1",
-        [[layout.seen.oid, layout.other.oid]],
-    ).fetchall()
-    return [list(row) for row in rows]

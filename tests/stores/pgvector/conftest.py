@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from uuid import uuid4
 
 import pytest
 
@@ -27,3 +28,16 @@ def new_table(pgvector_server: PgvectorServer) -> Iterator[Callable[..., Table]]
 def table(new_table: Callable[..., Table]) -> Table:
     """A table of 30 rows with an HNSW index."""
     return new_table().fill()
+
+
+@pytest.fixture
+def role(pgvector_server: PgvectorServer, new_table: Callable[..., Table]) -> Iterator[str]:
+    """Another role, which may log in."""
+    name = f"role_{uuid4().hex[:12]}"
+    pgvector_server.execute(f"CREATE ROLE {name} LOGIN")
+    yield name
+    pgvector_server.execute(
+        f"REASSIGN OWNED BY {name} TO CURRENT_USER",
+        f"DROP OWNED BY {name} CASCADE",
+        f"DROP ROLE {name}",
+    )

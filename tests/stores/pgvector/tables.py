@@ -57,9 +57,8 @@ class Table:
         return f'"{self.schema}"."{self.name}"'
 
     def execute(self, statement: str, values: Sequence[Any] | None = None) -> list[Any]:
-        statement = statement.replace("{t}", self.full).replace("{s}", self.schema)
         with self.connect() as connection:
-            cursor = connection.execute(statement, values)
+            cursor = self.on(connection, statement, values or ())
             return cursor.fetchall() if cursor.description else []
 
     def on(
@@ -68,8 +67,9 @@ class Table:
         statement = statement.replace("{t}", self.full).replace("{s}", self.schema)
         return connection.execute(statement, values or None)
 
-    def connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self.url, autocommit=True)
+    def connect(self, role: str | None = None) -> psycopg.Connection[Any]:
+        url = self.server.url_of(role) if role else self.url
+        return psycopg.connect(url, autocommit=True)
 
     def fill(self, count: int = 30, columns: str = "id bigint PRIMARY KEY, body text") -> Table:
         self.execute(f"CREATE TABLE {{t}} ({columns}, embedding vector({OLD_DIM}) NOT NULL)")
@@ -116,3 +116,14 @@ class Table:
 def sweep(store: Store, migration: Migration, limit: int = 10) -> None:
     write_all(store, migration, limit, translate)
     migration.build_index()
+
+
+def begin(
+    table: Table, limit: int = 10, *, cut_over: bool = False, **members: Any
+) -> tuple[PgvectorStore, Any]:
+    """A store of the table, and a filled migration of it."""
+    store = table.store(**members)
+    sweep(store, migration := store.migration(TAG, NEW_DIM), limit)
+    if cut_over:
+        migration.cutover(translate)
+    return store, migration

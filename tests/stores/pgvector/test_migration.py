@@ -1,4 +1,4 @@
-"""A migration: the table stays a table, and all that belongs to it moves to the new one."""
+"""A migration: all that belongs to the table moves to the new one, and nobody gets more rights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.stores.pgvector.tables import (
     NEW_DIM,
     TAG,
     Table,
-    sweep,
+    begin,
     text,
     translate,
     translate_back,
@@ -42,7 +42,6 @@ def furnish(table: Table, role: str) -> None:
         "double text GENERATED ALWAYS AS (body || body) STORED"
     )
     for statement in (
-        f"CREATE ROLE {role} LOGIN",
         f"GRANT USAGE ON SCHEMA {{s}} TO {role}",
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON {{t}} TO {role}",
         f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {{s}} TO {role}",
@@ -84,7 +83,7 @@ def check_statements(table: Table, role: str, vector: str, first: int, number: i
     assert table.execute("SELECT body, embedding = %s FROM {t} WHERE id = 1", [vector]) == [
         ("up", True)
     ]
-    with psycopg.connect(table.server.url_of(role), autocommit=True) as reader:
+    with table.connect(role) as reader:
         ids = {row[0] for row in table.on(reader, "SELECT id FROM {t}")}
         assert 1 in ids
         assert 2 not in ids
@@ -102,49 +101,38 @@ def check_statements(table: Table, role: str, vector: str, first: int, number: i
     assert table.execute("SELECT at FROM {t} WHERE id = 7") == [(before + 1,)]
 
 
-def test_everything_of_the_table_survives(new_table: Callable[..., Table]) -> None:
-    table = new_table()
-    role = f"reader_{table.schema}"
-    try:
-        furnish(table, role)
-        before = shape(table)
-        store = table.store()
-        old = store.fetch([7, 9])
-        migration = store.migration(TAG, NEW_DIM)
-        sweep(store, migration)
-        table.execute("UPDATE {t} SET body = 'late', parent = 2 WHERE id = 3")
-        migration.cutover(translate)
-        assert shape(table) == before
-        assert table.execute("SELECT body, parent FROM {t} WHERE id = 3") == [("late", 2)]
-        check_statements(table, role, NEW, 500, 31)
-        table.execute("DELETE FROM {t} WHERE id = 5")
-        assert table.execute("SELECT * FROM {s}.child") == []
-        table.execute("INSERT INTO {t} (id, body, embedding) VALUES (5, 'again', %s)", [NEW])
-        rows = "SELECT to_jsonb(d) - 'embedding' FROM {t} d ORDER BY id"
-        written = table.execute(rows)
-        migration.rollback(translate_back)
-        assert shape(table) == before
-        assert table.execute(rows) == written
-        back = store.fetch([7, 9, 500])
-        assert np.array_equal(back.vectors[:2], old.vectors)  # also of a row with a new body
-        number = np.arange(NEW_DIM, dtype=np.float32)[None]
-        assert np.allclose(back.vectors[2], translate_back(None, number)[0], atol=1e-5)
-        check_statements(table, role, text([1, 2, 3, 4]), 501, 34)
-        migration.cutover(translate)
-        migration.finish()
-        assert shape(table) == before
-        assert table.traces() == []
-        check_statements(table, role, NEW, 502, 36)
-    finally:
-        table.execute(f"DROP OWNED BY {role} CASCADE")
-        table.execute(f"DROP ROLE {role}")
+def test_everything_of_the_table_survives(new_table: Callable[..., Table], role: str) -> None:
+    furnish(table := new_table(), role)
+    before = shape(table)
+    store, migration = begin(table)
+    old = store.fetch([7, 9])
+    table.execute("UPDATE {t} SET body = 'late', parent = 2 WHERE id = 3")
+    migration.cutover(translate)
+    assert shape(table) == before
+    assert table.execute("SELECT body, parent FROM {t} WHERE id = 3") == [("late", 2)]
+    check_statements(table, role, NEW, 500, 31)
+    table.execute("DELETE FROM {t} WHERE id = 5")
+    assert table.execute("SELECT * FROM {s}.child") == []
+    table.execute("INSERT INTO {t} (id, body, embedding) VALUES (5, 'again', %s)", [NEW])
+    rows = "SELECT to_jsonb(d) - 'embedding' FROM {t} d ORDER BY id"
+    written = table.execute(rows)
+    migration.rollback(translate_back)
+    assert shape(table) == before
+    assert table.execute(rows) == written
+    back = store.fetch([7, 9, 500])
+    assert np.array_equal(back.vectors[:2], old.vectors)  # also of a row with a new body
+    number = np.arange(NEW_DIM, dtype=np.float32)[None]
+    assert np.allclose(back.vectors[2], translate_back(None, number)[0], atol=1e-5)
+    check_statements(table, role, text([1, 2, 3, 4]), 501, 34)
+    migration.cutover(translate)
+    migration.finish()
+    assert shape(table) == before
+    assert table.traces() == []
+    check_statements(table, role, NEW, 502, 36)
 
 
 def test_a_table_that_was_altered_after_the_cutover(table: Table) -> None:
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration)
-    migration.cutover(translate)
+    store, migration = begin(table, cut_over=True)
     assert store.facts().indexed
     with (
         table.connect() as connection,
@@ -179,9 +167,7 @@ ALTERATIONS = [
 
 
 def test_alterations_that_a_switch_would_undo_are_refused(table: Table) -> None:
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration)
+    _, migration = begin(table)
     for switch, translation in (
         (migration.cutover, translate),
         (migration.rollback, translate_back),
@@ -194,8 +180,7 @@ def test_alterations_that_a_switch_would_undo_are_refused(table: Table) -> None:
         switch(translation)
 
 
-def test_what_clients_add_and_rewrite_during_a_migration_is_kept(table: Table) -> None:
-    role = f"added_{table.schema}"
+def test_what_clients_add_and_rewrite_during_a_migration_is_kept(table: Table, role: str) -> None:
     changes = (
         "CREATE INDEX own ON {t} (body)",
         "DROP INDEX {s}.own; CREATE INDEX own ON {t} (id, body)",
@@ -208,38 +193,28 @@ def test_what_clients_add_and_rewrite_during_a_migration_is_kept(table: Table) -
     table.execute("ALTER TABLE {t} ADD COLUMN last int DEFAULT 1")
     table.execute("CREATE FUNCTION {s}.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; "
                   "END'")  # fmt: skip
-    table.execute(f"CREATE ROLE {role}")
-    try:
-        store = table.store()
-        migration = store.migration(TAG, NEW_DIM)
-        sweep(store, migration)
-        for each in changes:
-            table.execute(each)
-        table.execute("ALTER TABLE {t} DROP COLUMN last")
-        table.execute("ALTER TABLE {t} ADD COLUMN last int DEFAULT 1")
-        table.execute("UPDATE {t} SET last = 2 WHERE id = 3")
-        before, rows = shape(table), store.checksum()
-        assert migration.requeue_different() == 29  # the update waits
-        migration.cutover(translate)
-        assert (shape(table), store.checksum()) == (before, rows)
-        table.execute("COMMENT ON COLUMN {t}.body IS NULL")
-        table.execute("CREATE TRIGGER t BEFORE UPDATE ON {t} EXECUTE FUNCTION {s}.f()")
-        table.execute("ALTER TABLE {t} ALTER body TYPE text USING lower(body)")
-        before, rows = shape(table), store.checksum()
-        migration.rollback(translate_back)
-        assert (shape(table), store.checksum()) == (before, rows)
-        assert np.array_equal(store.scroll(None, 100).vectors, vectors_of(30))
-        assert migration.requeue_different() == 0
-    finally:
-        table.execute(f"DROP OWNED BY {role} CASCADE")
-        table.execute(f"DROP ROLE {role}")
+    store, migration = begin(table)
+    for each in changes:
+        table.execute(each)
+    table.execute("ALTER TABLE {t} DROP COLUMN last")
+    table.execute("ALTER TABLE {t} ADD COLUMN last int DEFAULT 1")
+    table.execute("UPDATE {t} SET last = 2 WHERE id = 3")
+    before, rows = shape(table), store.checksum()
+    assert migration.requeue_different() == 29  # the update waits
+    migration.cutover(translate)
+    assert (shape(table), store.checksum()) == (before, rows)
+    table.execute("COMMENT ON COLUMN {t}.body IS NULL")
+    table.execute("CREATE TRIGGER t BEFORE UPDATE ON {t} EXECUTE FUNCTION {s}.f()")
+    table.execute("ALTER TABLE {t} ALTER body TYPE text USING lower(body)")
+    before, rows = shape(table), store.checksum()
+    migration.rollback(translate_back)
+    assert (shape(table), store.checksum()) == (before, rows)
+    assert np.array_equal(store.scroll(None, 100).vectors, vectors_of(30))
+    assert migration.requeue_different() == 0
 
 
 def test_vectors_of_rows_whose_unique_values_move_survive(table: Table) -> None:
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration)
-    migration.cutover(translate)
+    store, migration = begin(table, cut_over=True)
     table.execute("UPDATE {t} SET body = 'body 5' WHERE id = 4")
     changes = migration.changes(10)
     migration.apply(changes, translate_back(None, changes.vectors) + 1)
@@ -258,10 +233,7 @@ def test_vectors_of_rows_whose_unique_values_move_survive(table: Table) -> None:
 
 def test_a_vector_that_a_client_deleted_stays_deleted_when_unique_values_move(table: Table) -> None:
     table.execute("ALTER TABLE {t} ADD UNIQUE (body), ALTER embedding DROP NOT NULL")
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration)
-    migration.cutover(translate)
+    _, migration = begin(table, cut_over=True)
     table.execute("UPDATE {t} SET embedding = NULL WHERE id = 1")
     deleted = migration.changes(10)
     for body, each in (("free", 2), ("body 2", 1), ("body 1", 2)):
@@ -274,10 +246,7 @@ def test_a_vector_that_a_client_deleted_stays_deleted_when_unique_values_move(ta
 
 
 def test_new_vectors_of_clients_survive_a_rollback(table: Table) -> None:
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration)
-    migration.cutover(translate)
+    store, migration = begin(table, cut_over=True)
     table.execute("UPDATE {t} SET embedding = %s WHERE id IN (4, 5)", [NEW])
     migration.rollback(translate_back)
     table.execute("UPDATE {t} SET body = 'other' WHERE id = 4")
@@ -296,9 +265,7 @@ def test_rows_without_a_vector_are_copied(new_table: Callable[..., Table]) -> No
         table.execute(
             "INSERT INTO {t} VALUES (%s, 'b', %s)", [each, None if each < 2 else text(vector)]
         )
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration)
+    _, migration = begin(table)
     table.execute("UPDATE {t} SET embedding = NULL WHERE id = 5")
     table.execute("INSERT INTO {t} VALUES (6, 'c', NULL)")
     migration.cutover(translate)
@@ -318,9 +285,7 @@ def test_generated_numbers_continue(new_table: Callable[..., Table]) -> None:
         "m serial",
     )
     table.execute("ALTER TABLE {t} ALTER n RESTART WITH 8")
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration)
+    _, migration = begin(table)
     rows = "SELECT id, n, m FROM {t} ORDER BY id"
     insert = "INSERT INTO {t} (id, embedding) VALUES (%s, %s) RETURNING n, m"
     before, vectors = shape(table), {migration.cutover: "[1,2,3,4]", migration.rollback: NEW}
@@ -338,9 +303,7 @@ def test_generated_numbers_continue(new_table: Callable[..., Table]) -> None:
 
 def test_no_number_is_drawn_during_a_switch(new_table: Callable[..., Table]) -> None:
     table = new_table().fill(5, "id int GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, body text")
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration)
+    _, migration = begin(table)
     drawn: list[int] = []
 
     def draw(ids, vectors):
@@ -360,9 +323,7 @@ def test_deferred_unique_values_that_move(new_table: Callable[..., Table]) -> No
     table = new_table().fill(
         150, "id int PRIMARY KEY, body text UNIQUE DEFERRABLE INITIALLY DEFERRED"
     )
-    store = table.store()
-    migration = store.migration(TAG, NEW_DIM)
-    sweep(store, migration, 100)
+    _, migration = begin(table, 100)
     table.execute("UPDATE {t} SET body = 'body ' || id + 1")
     migration.cutover(translate)
     assert table.execute("SELECT body FROM {t} WHERE id = 149") == [("body 150",)]
@@ -408,3 +369,51 @@ def test_what_cannot_be_moved_is_refused(table: Table, statement: str, code: str
     with pytest.raises(StoreUnsupported):
         store.migration(TAG, NEW_DIM).prepare()
     assert table.traces() == []
+
+
+@pytest.fixture
+def greedy(table: Table, role: str) -> str:
+    """A role with rights on each table and function that is created in the schema."""
+    table.execute(f"GRANT USAGE, CREATE ON SCHEMA {{s}} TO {role}")
+    for kind in ("TABLES", "FUNCTIONS", "SEQUENCES"):
+        table.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {{s}} GRANT ALL ON {kind} TO {role}")
+    return role
+
+
+def test_nobody_else_reads_or_fills_the_tables_of_a_migration(table: Table, greedy: str) -> None:
+    begin(table)
+    with table.connect(greedy) as client:
+        table.on(client, "CREATE TABLE {s}.own (id bigint)")
+        for statement in (
+            *(f"SELECT FROM {{s}}.anchorage_{TAG}_{each}" for each in ("new", "queue")),
+            "CREATE TRIGGER t AFTER INSERT ON {s}.own FOR EACH ROW EXECUTE FUNCTION "
+            f"{{s}}.anchorage_{TAG}_capture()",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                table.on(client, statement)
+
+
+def test_identities_get_no_rights_by_default(table: Table, greedy: str) -> None:
+    table.execute("ALTER TABLE {t} ADD n int GENERATED ALWAYS AS IDENTITY")
+    table.execute(f"REVOKE ALL ON SEQUENCE {{s}}.docs_n_seq FROM {greedy}")
+    table.execute(f"GRANT SELECT ON SEQUENCE {{s}}.docs_n_seq TO {greedy}")
+    rights = "SELECT relacl::text FROM pg_class WHERE oid = '{s}.docs_n_seq'::regclass"
+    before = table.execute(rights)
+    _, migration = begin(table)
+    migration.cutover(translate)
+    assert table.execute(rights) == before
+    migration.rollback(translate_back)
+    assert table.execute(rights) == before
+
+
+def test_a_state_of_another_owner_is_none(table: Table, greedy: str) -> None:
+    _, migration = begin(table)
+    [[state]] = table.execute(
+        f"SELECT obj_description('{{s}}.anchorage_{TAG}_queue'::regclass, 'pg_class')"
+    )
+    with table.connect(greedy) as client:
+        table.on(client, "CREATE TABLE {s}.anchorage_deadbeef_queue (key bigint)")
+        state = state.replace(TAG, "deadbeef").replace("'", "''")
+        table.on(client, f"COMMENT ON TABLE {{s}}.anchorage_deadbeef_queue IS '{state}'")
+    migration.cutover(translate)
+    assert table.store().facts().dim == NEW_DIM
