@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fixtures.shop import EVERY_CASE, documents
+from tests.fixtures.shop import EVERY_CASE
 
 NEW = {
     "name": "docs",
@@ -49,6 +49,9 @@ def test_a_store_is_described(shop) -> None:
         assert shop.location.url not in text
     repeated = shop.client.post("/stores", json=shop.definition())
     assert (repeated.status_code, repeated.json()["code"]) == (409, "name-taken")
+    used = shop.client.delete("/encoders/old")
+    assert (used.status_code, used.json()["code"]) == (409, "in-use")
+    assert "store 'docs'" in used.json()["detail"]
     assert shop.client.delete("/stores/docs").status_code == 204
     assert shop.client.get("/stores/docs").status_code == 404
     assert len(shop.case.read(shop.location)) == 200
@@ -67,17 +70,6 @@ def test_other_addresses_and_encoders_are_refused(shop) -> None:
     assert answer.status_code == 201
     space = answer.json()["space"]
     assert (space["verdict"], space["likeliest"]) == ("another", "old")
-
-
-def test_a_store_that_is_already_migrated_is_noticed(shop) -> None:
-    shop.case.insert(shop.location, documents("same-dim"))
-    shop.connect()
-    space = shop.client.get("/stores/docs").json()["space"]
-    assert (space["verdict"], space["likeliest"]) == ("another", "same-dim")
-    answer = shop.client.delete("/encoders/old")
-    assert answer.status_code == 409
-    assert answer.json()["code"] == "in-use"
-    assert "store 'docs'" in answer.json()["detail"]
 
 
 HOSTILE = [

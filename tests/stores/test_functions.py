@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import sqlite3
 
 import pytest
 
-from app.errors import InvalidOption, InvalidRequest
-from app.stores.common import find_cause, row_number, rows_checksum
+from app.errors import (
+    InvalidOption,
+    InvalidRequest,
+    StoreChanged,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+from app.stores.common import find_cause, row_number, rows_checksum, store_faults
 from app.stores.registry import CONNECTORS, require_known_options
 from app.stores.text_templates import parse_template
 
@@ -23,6 +32,23 @@ def test_the_cause_of_an_error_that_was_raised_from_itself():
     error.__cause__ = error
     assert find_cause(error, KeyError) is None
     assert find_cause(error, json.JSONDecodeError) is error
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "advice"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), StoreFull, "Free space"),
+        (PermissionError(errno.EACCES, "Permission denied"), StoreRefused, "credentials"),
+        (OSError(errno.EROFS, "Read-only file system"), StoreRefused, "permissions"),
+        (ValueError("Collection x not found"), StoreChanged, "plan a new migration"),
+        (sqlite3.OperationalError("database is locked"), StoreUnavailable, "write lock"),
+        (RuntimeError("something else"), StoreUnavailable, "Try again"),
+    ],
+)
+def test_a_fault_says_what_to_do(raised: Exception, expected: type[Exception], advice: str) -> None:
+    kinds = (ValueError, RuntimeError, sqlite3.Error)
+    with pytest.raises(expected, match=advice), store_faults("The store", kinds):
+        raise raised
 
 
 def test_each_row_counts_in_a_checksum_and_their_order_does_not():

@@ -77,19 +77,13 @@ def test_a_second_column_of_vectors_changes_nothing(
     case.remove(location)
 
 
-def test_what_a_table_does_not_have(connect: Connect, tmp_path: Path) -> None:
-    location = LancedbCase().fill(tmp_path, rows(LancedbCase(), ROWS))
+@pytest.mark.parametrize("case", [LancedbCase(), LocalQdrantCase()], ids=lambda case: case.kind)
+def test_what_a_collection_does_not_have(connect: Connect, tmp_path: Path, case: StoreCase) -> None:
+    location = case.fill(tmp_path, rows(case, ROWS))
     for field in ("number", "nope"):
         with pytest.raises(StoreUnsupported) as caught:
             connect(location, text_field=field)
         assert caught.value.field == "text_field"
     with pytest.raises(InvalidOption, match="'dsn'"):
         connect(location, options={"dsn": "x"})
-    connect(location, text_field="text")
-
-
-def test_a_payload_field_without_texts(connect: Connect, tmp_path: Path) -> None:
-    location = LocalQdrantCase().fill(tmp_path, rows(LocalQdrantCase(), ROWS))
-    with pytest.raises(StoreUnsupported, match="None of 50 sampled rows has text in `nope`"):
-        connect(location, text_field="nope")
     connect(location, text_field="text")

@@ -15,7 +15,6 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.common import fault_of
 from app.stores.port import Search, StoreLocation
 from app.stores.sqlite_vec import SqliteVecStore
 from tests.stores.cases.sqlite_vec import SqliteVecCase, connect
@@ -112,4 +111,3 @@ def test_missing_files_and_tables_are_named(filled, tmp_path):
         with pytest.raises(StoreUnsupported, match="no column") as error:
             SqliteVecStore(replace(location, text_field=field)).texts([1])
         assert error.value.field == "text_field"
-    assert "write lock of the file" in fault_of("SQLite", "database is locked").detail

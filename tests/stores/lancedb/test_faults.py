@@ -63,10 +63,14 @@ def test_vectors_that_cannot_be_translated_are_refused(tmp_path):
         table_with(tmp_path / "e", id=pa.array([0.5, 1.5]), one=floats).facts()
 
 
-def test_ids_that_are_not_unique_are_found_before_anything_is_written(tmp_path):
+def test_a_move_that_is_impossible_is_refused_before_anything_is_written(tmp_path):
     floats = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 16, pa.float32()), 8)
     store = table_with(tmp_path, id=pa.array([1, 1]), one=floats)
     with pytest.raises(StoreChanged, match="more than once"):
+        store.migration(TAG, NEW_DIM).prepare()
+    store.in_object_store = True
+    assert not store.facts().can_migrate
+    with pytest.raises(StoreUnsupported, match="copy it to a folder"):
         store.migration(TAG, NEW_DIM).prepare()
     assert lancedb.connect(str(tmp_path)).list_tables().tables == ["odd"]
 

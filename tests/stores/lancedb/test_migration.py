@@ -17,15 +17,18 @@ from tests.stores.moving import NEW_DIM, TAG, fill_migration, rows, translate
 CASE = LancedbCase()
 
 
-def test_vectors_of_half_floats_keep_their_type(tmp_path):
-    kind = pa.float16()
-    lancedb.connect(str(tmp_path)).create_table("items", as_table(rows(CASE, 30), kind))
+def test_half_floats_and_ids_without_a_sign_keep_their_types(tmp_path):
+    kind, some = pa.float16(), rows(CASE, 30)
+    ids = pa.array([2**64 - 1, *some.ids[1:]], pa.uint64())
+    table = as_table(some, kind).set_column(0, "id", ids)
+    lancedb.connect(str(tmp_path)).create_table("items", table)
     location = StoreLocation("lancedb", str(tmp_path), "items", options={"distance": "cosine"})
     store = LancedbStore(location)
     assert store.facts().dtype == "float16"
     before = open_table(location).to_arrow()
     migration = store.migration(TAG, NEW_DIM)
     fill_migration(store, migration)
+    assert list(migration.read([2**64 - 1]).ids) == [2**64 - 1]
     table = open_table(location)
     assert table.schema.field(f"vector_anchorage_{TAG}").type == pa.list_(kind, NEW_DIM)
     migration.abandon()
