@@ -81,41 +81,24 @@ def answer_too_large() -> StoreUnsupported:
     )
 
 
-def _limit_answer(response: httpx.Response) -> None:
-    coding = response.headers.get("content-encoding", "identity")
-    if coding != "identity":
-        raise StoreUnsupported(
-            f"The store's server compressed its answer ({coding[:20]!r}), although the request "
-            "forbids it. Ask the operator to switch compression off there."
-        )
-    if not isinstance(response.stream, httpx.SyncByteStream):
-        raise TypeError("the client is not synchronous")
-    response.stream = _LimitedStream(response.stream)
+def _read_answer(response: httpx.Response) -> None:
+    """Read an answer, and stop above the limits."""
+    parts, size, values = [], 0, 0
+    ends = time.monotonic() + MAX_ANSWER_S
+    for part in response.iter_bytes():
+        parts.append(part)
+        size += len(part)
+        values += part.count(b",") + part.count(b"[") + part.count(b"{")
+        if size > MAX_ANSWER_BYTES or values > MAX_ANSWER_VALUES:
+            raise answer_too_large()
+        if time.monotonic() > ends:
+            raise StoreUnavailable(
+                f"The store's answer took longer than {MAX_ANSWER_S:g} s. Try again when its "
+                "server is less busy."
+            )
+    response._content = b"".join(parts)  # where `read` of the client leaves it
 
 
-#: headers and hooks of httpx.Client that keep answers below the limits
+#: headers and hooks of httpx.Client; compression takes longer than it saves
 UNCOMPRESSED = {"Accept-Encoding": "identity"}
-ANSWER_HOOKS = {"response": [_limit_answer]}
-
-
-class _LimitedStream(httpx.SyncByteStream):
-    def __init__(self, stream: httpx.SyncByteStream) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[bytes]:
-        size = values = 0
-        ends = time.monotonic() + MAX_ANSWER_S
-        for part in self._stream:
-            size += len(part)
-            values += part.count(b",") + part.count(b"[") + part.count(b"{")
-            if size > MAX_ANSWER_BYTES or values > MAX_ANSWER_VALUES:
-                raise answer_too_large()
-            if time.monotonic() > ends:
-                raise StoreUnavailable(
-                    f"The store's answer took longer than {MAX_ANSWER_S:g} s. Try again when its "
-                    "server is less busy."
-                )
-            yield part
-
-    def close(self) -> None:
-        self._stream.close()
+ANSWER_HOOKS = {"response": [_read_answer]}

@@ -6,7 +6,7 @@ page by page would rewrite the column of a table a thousand times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,14 +88,12 @@ class LanceColumns:
         """The columns that hold no vectors."""
         return [field.name for field in self.dataset.schema if not is_vector(field.type)]
 
-    def page(self, found: Mapping[StoreId, StoreVectors], cursor: Cursor | None = None) -> Page:
-        return page_of(list(found), found, self.kind.list_size, cursor)
-
-    def take(self, rows: Sequence[int]) -> dict[StoreId, StoreVectors]:
-        """Return the vectors at these positions, of rows that have one."""
+    def take(self, rows: Sequence[int], cursor: Cursor | None = None) -> Page:
+        """Return the rows at these positions that have a vector."""
         with faults():
             found = self.dataset.take(list(rows), columns=[self.id, self.vector])
-        return vectors_of(found, self.id, self.vector)
+        found = found.filter(found[self.vector].is_valid())
+        return Page(found[self.id].to_pylist(), to_numpy(found[self.vector]), cursor)
 
     def by_ids(self, ids: Sequence[StoreId], column: str) -> Iterator[pa.Table]:
         """Yield a column of the rows with these ids."""
@@ -107,7 +105,8 @@ class LanceColumns:
     def fetch(self, ids: Sequence[StoreId]) -> Page:
         found: dict[StoreId, StoreVectors] = {}
         for part in self.by_ids(list(dict.fromkeys(ids)), self.vector):
-            found |= vectors_of(part, self.id, self.vector)
+            part = part.filter(part[self.vector].is_valid())
+            found |= dict(zip(part[self.id].to_pylist(), to_numpy(part[self.vector]), strict=True))
         return page_of(ids, found, self.kind.list_size)
 
 
@@ -190,7 +189,6 @@ class LancedbStore(Store):
             indexed=found.index is not None,
             can_migrate=not self.in_object_store,
             vector_field=found.vector,
-            vector_bytes=rows * kind.list_size * kind.value_type.bit_width // 8,
             notes=(OBJECT_STORE,) if self.in_object_store else (),
         )
 
@@ -200,9 +198,9 @@ class LancedbStore(Store):
             start, total = int(cursor or 0), found.dataset.count_rows()
         while True:
             stop = min(start + limit, total)
-            vectors = found.take(range(start, stop))
-            if vectors or stop == total:
-                return found.page(vectors, stop if stop < total else None)
+            page = found.take(range(start, stop), stop if stop < total else None)
+            if len(page.ids) or page.cursor is None:
+                return page
             start = stop
 
     def sample(self, count: int, seed: int = 0) -> Page:
@@ -210,7 +208,7 @@ class LancedbStore(Store):
         with faults():
             total = found.dataset.count_rows()
         draw = np.random.default_rng(seed).choice(total, min(count, total), replace=False)
-        return found.page(found.take(sorted(draw.tolist())))
+        return found.take(sorted(draw.tolist()))
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
         return self.open().fetch(ids)
@@ -377,12 +375,6 @@ def find_vector(location: StoreLocation, schema: pa.Schema) -> str:
         "of float16, float32 or float64: binary and multi-vectors cannot be translated.",
         field="vector_field",
     )
-
-
-def vectors_of(found: pa.Table, id: str, vector: str) -> dict[StoreId, StoreVectors]:
-    """Return the vectors of rows that have one, by their ids."""
-    found = found.filter(found[vector].is_valid())
-    return dict(zip(found[id].to_pylist(), to_numpy(found[vector]), strict=True))
 
 
 def to_numpy(column: pa.ChunkedArray) -> StoreVectors:

@@ -377,6 +377,20 @@ class PairedStore(Store):
             return {id: page[id] for page in self._served for id in ids if id in page}
 
 
+def choose_vector(collection: str, names: Collection[str], wanted: str | None) -> str:
+    """Return the name of the vectors to read. Raises StoreUnsupported if it is not clear."""
+    if wanted is None and len(names) == 1:
+        return next(iter(names))
+    if wanted is not None and wanted in names:
+        return wanted
+    problem = "several dense vectors or none" if wanted is None else f"no dense vector {wanted!r}"
+    raise StoreUnsupported(
+        f"{collection!r} has {problem}. Name one in `vector_field`; its dense vectors are: "
+        f"{', '.join(map(repr, sorted(names))) or 'none'}.",
+        field="vector_field",
+    )
+
+
 def stack_rows(rows: Sequence[StoredRow], dim: int) -> StoreVectors:
     """Return the vectors (n, dim) of rows that all have one."""
     if not rows:

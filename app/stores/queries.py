@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, and_, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import Session
 
 from app.db.resources import by_name
 from app.db.tables import AnchorSetRow, EncoderRow, MigrationRow, StoreRow
@@ -29,21 +29,9 @@ def moving_store(session: Session, project: str, name: str) -> tuple[StoreRow, M
 def searched_store(
     session: Session, project: str, name: str, target: str
 ) -> tuple[StoreRow, MigrationRow | None, EncoderRow]:
-    """Return a store, its active migration, and the encoder `target`, by one statement."""
-    owns = and_(MigrationRow.store_id == StoreRow.id, MigrationRow.ended_at.is_(None))
-    encoder = aliased(EncoderRow)
-    named = and_(encoder.project == StoreRow.project, encoder.name == target)
-    found = session.execute(
-        select(StoreRow, MigrationRow, encoder)
-        .outerjoin(MigrationRow, owns)
-        .outerjoin(encoder, named)
-        .where(StoreRow.project == project, StoreRow.name == name)
-    ).first()
-    if found is not None and found[2] is not None:
-        return found[0], found[1], found[2]
-    row = by_name(session, StoreRow, project, name)
-    encoder_row = by_name(session, EncoderRow, project, target, field="target")
-    return row, active_migration(session, row), encoder_row
+    """Return a store, its active migration, and the encoder `target`."""
+    row, moving = moving_store(session, project, name)
+    return row, moving, by_name(session, EncoderRow, project, target, field="target")
 
 
 def same_collection(session: Session, store_row: StoreRow) -> list[tuple[StoreRow, MigrationRow]]:

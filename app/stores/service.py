@@ -117,19 +117,13 @@ async def look_at_store(services: Services, project: str, name: str) -> StoreOut
 def _read(store: Store, *, texts: bool = False) -> _StoreContents:
     """Read a store. Raises StoreUnsupported if `texts` are required, and none is found."""
     facts, sample = store.facts(), store.sample(CHECKED_ROWS)
-    if texts:
-        _require_texts(store, sample.ids)
-    return facts, store.capabilities, sample.vectors, sample.ids
-
-
-def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
-    """Raises StoreUnsupported if no sampled row has a text in the store's `text_field`."""
-    if len(ids) and not any(isinstance(each, str) for each in store.texts(ids)):
+    if texts and len(sample.ids) and not any(store.texts(sample.ids)):
         raise StoreUnsupported(
-            f"None of {len(ids)} sampled rows has text in `{store.location.text_field}`. Name the "
-            "field that holds the text in `text_field`, or leave it out.",
+            f"None of {len(sample.ids)} sampled rows has text in `{store.location.text_field}`. "
+            "Name the field that holds the text in `text_field`, or leave it out.",
             field="text_field",
         )
+    return facts, store.capabilities, sample.vectors, sample.ids
 
 
 def _describe(

@@ -149,7 +149,6 @@ class SqliteVecStore(Store):
             rows=rows,
             dim=table.dim,
             metric=DISTANCES[table.distance],
-            vector_bytes=4 * rows * table.dim,
             vector_field=table.vector,
         )
 

@@ -190,18 +190,17 @@ class ChromaStore(PairedStore):
     # --- reading ------------------------------------------------------------------------------
 
     def facts_of(self, place: Any) -> StoreFacts:
-        count, dim = self.count_rows(place), self.dim_of(place)
+        dim = self.dim_of(place)
         if not dim:
             raise StoreUnsupported(
                 f"The collection `{self.location.collection}` is empty, so its vectors have no "
                 "dimension yet. Add rows first."
             )
         return StoreFacts(
-            rows=count,
+            rows=self.count_rows(place),
             dim=dim,
             metric=_space(place),
             indexed=True,
-            vector_bytes=4 * count * dim,
             notes=CHROMA_NOTES,
         )
 

@@ -21,7 +21,6 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores import port as base
-from app.stores.answers import MAX_ANSWER_BYTES
 from app.stores.common import (
     as_json,
     did_you_mean,
@@ -29,7 +28,7 @@ from app.stores.common import (
     row_number,
 )
 from app.stores.milvus.client import MilvusConnection
-from app.stores.paired_store import ROWS_A_PAGE, PairedStore, Sides, StoredRow
+from app.stores.paired_store import PairedStore, Sides, StoredRow, choose_vector
 from app.stores.port import (
     Cursor,
     Hits,
@@ -154,7 +153,9 @@ class MilvusStore(PairedStore):
             form = self._call("describe_collection", name)
         except StoreChanged:
             return None
-        return MilvusPlace(form, vector_field(form, self.location.vector_field))
+        fields = form["fields"]
+        names = [each["name"] for each in fields if each["type"] == DataType.FLOAT_VECTOR]
+        return MilvusPlace(form, choose_vector(name, names, self.location.vector_field))
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         old: MilvusPlace = sides.old
@@ -178,10 +179,6 @@ class MilvusStore(PairedStore):
         replicas = len(self._call("describe_replica", old.name))
         self._call("load_collection", name, replica_number=replicas, within_s=LOAD_S)
         self._call("create_alias", name, f"anchorage_{tag}_{old.name}")
-
-    def rows_a_call(self, place: Any, *, whole: bool) -> int:
-        """Half of an answer may be the vectors of its rows."""
-        return max(1, min(ROWS_A_PAGE, MAX_ANSWER_BYTES // (8 * self.dim_of(place))))
 
     def read_page(
         self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
@@ -278,13 +275,12 @@ class MilvusStore(PairedStore):
         return index
 
     def facts_of(self, place: MilvusPlace) -> StoreFacts:
-        index, rows = self._index(place), self.count_rows(place)
+        index = self._index(place)
         return StoreFacts(
-            rows=rows,
+            rows=self.count_rows(place),
             dim=place.dim,
             metric=METRICS[index["metric_type"]],
             indexed=index.get("index_type") != "FLAT",
-            vector_bytes=4 * rows * place.dim,
             vector_field=place.vector,
         )
 
@@ -332,19 +328,6 @@ class MilvusStore(PairedStore):
             Hits([each.id for each in found], [sign * float(each.distance) for each in found])
             for found in answer
         ]
-
-
-def vector_field(form: Mapping[str, Any], wanted: str | None) -> str:
-    """Return the name of the vectors to read. Raises StoreUnsupported if it is not clear."""
-    names = [each["name"] for each in form["fields"] if each["type"] == DataType.FLOAT_VECTOR]
-    if wanted in names or (wanted is None and len(names) == 1):
-        return wanted or str(names[0])
-    problem = "several vector fields or none" if wanted is None else f"no vectors {wanted!r}"
-    raise StoreUnsupported(
-        f"{form['collection_name']!r} has {problem} of float32. Name one in `vector_field`; it "
-        f"has: {', '.join(map(repr, names)) or 'none'}.",
-        field="vector_field",
-    )
 
 
 def copy_problem(place: MilvusPlace, collection: str) -> StoreNote | None:

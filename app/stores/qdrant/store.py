@@ -18,7 +18,7 @@ from qdrant_client import models
 from app.errors import InvalidFilter, StoreChanged, StoreUnsupported
 from app.stores.answers import rows_a_read
 from app.stores.common import as_json, row_number
-from app.stores.paired_store import PairedStore, Sides, StoredRow
+from app.stores.paired_store import PairedStore, Sides, StoredRow, choose_vector
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -109,7 +109,7 @@ class QdrantStore(PairedStore):
 
     def _place(self, name: str) -> QdrantPlace:
         place = QdrantPlace(name, self._call("get_collection", name), "")
-        return replace(place, vector=vector_name(place, self.location.vector_field))
+        return replace(place, vector=choose_vector(name, place.dense, self.location.vector_field))
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         old: QdrantPlace = sides.old
@@ -207,16 +207,15 @@ class QdrantStore(PairedStore):
     # --- reading ------------------------------------------------------------------------------
 
     def facts_of(self, place: QdrantPlace) -> StoreFacts:
-        dense, metric, rows = place.dense[place.vector], metric_of(place), self.count_rows(place)
+        dense, metric = place.dense[place.vector], metric_of(place)
         dtype = (dense.datatype or models.Datatype.FLOAT32).value
         self.capabilities = replace(type(self).capabilities, keeps_lengths=metric != "cosine")
         return StoreFacts(
-            rows=rows,
+            rows=self.count_rows(place),
             dim=dense.size,
             metric=metric,
             dtype=dtype,
             indexed=bool(place.info.indexed_vectors_count),
-            vector_bytes=rows * dense.size * (2 if dtype == "float16" else 4),
             notes=(LENGTHS_LOST,) if metric == "cosine" else (),
         )
 
@@ -368,21 +367,6 @@ def _create_alias(alias: str, collection: str) -> models.CreateAliasOperation:
 
 def _delete_alias(alias: str) -> models.DeleteAliasOperation:
     return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
-
-
-def vector_name(place: QdrantPlace, wanted: str | None) -> str:
-    """Return the name of the vector. Raises StoreUnsupported if it is not clear."""
-    if wanted in place.dense:
-        return str(wanted)
-    if wanted is None and len(place.dense) == 1:
-        return next(iter(place.dense))
-    problem = f"no dense vector {wanted!r}" if wanted else "several dense vectors or none"
-    names = ", ".join(repr(each) for each in sorted(place.dense)) or "none"
-    raise StoreUnsupported(
-        f"{place.name!r} has {problem}. Name one in `vector_field`; its dense vectors are: "
-        f"{names}.",
-        field="vector_field",
-    )
 
 
 def metric_of(place: QdrantPlace) -> Metric:
