@@ -63,7 +63,7 @@ OVER = {
     "app/heads": 958,
     "app/maths": 6_837,
     "app/openai": 583,
-    "app/stores": 7_194,
+    "app/stores": 7_130,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62
