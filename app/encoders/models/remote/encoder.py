@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -57,7 +56,8 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder
     options, key_env = read_remote_options(spec.options, sources)
     endpoint = Endpoint(spec.model, options, key_env)
     try:
-        vectors, name = _probe(endpoint)
+        body = endpoint.embed(["anchor"], ENDPOINT_MAX_DIM, lambda: False)
+        vectors, name = read_answer(body, 1)
     except (EncoderFailed, InvalidInput) as error:
         raise EncoderUnavailable(
             f"Model {spec.model[:200]!r} cannot be used. {error.detail}", field="model"
@@ -78,19 +78,6 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder
         dim=dim,
     )
     return RemoteEncoder(identity, endpoint, options, name)
-
-
-def _probe(endpoint: Endpoint) -> tuple[Tensor, str | None]:
-    """Return the answer to one short text. Where base64 is rejected, ask for lists from then on."""
-
-    def ask() -> tuple[Tensor, str | None]:
-        return read_answer(endpoint.embed(["anchor"], ENDPOINT_MAX_DIM, lambda: False), 1)
-
-    try:
-        return ask()
-    except InvalidInput:
-        endpoint.encoding = "float"
-        return ask()
 
 
 class RemoteEncoder(EncoderModel):
@@ -131,20 +118,12 @@ class RemoteEncoder(EncoderModel):
 
 
 class _Embedding(BaseModel):
-    """The vector of the input `index`: numbers, or little-endian float32 in base64."""
+    """The vector of the input `index`."""
 
     model_config = ConfigDict(strict=True)
 
     index: int
-    embedding: str | Annotated[list[float], Field(fail_fast=True)]
-
-    def read(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the vector. Raises ValueError for what is no base64 of float32."""
-        if isinstance(self.embedding, str):
-            packed = base64.b64decode(self.embedding, validate=True)
-            return np.frombuffer(packed, "<f4").astype(np.float32)
-        with np.errstate(over="ignore"):
-            return np.array(self.embedding, np.float64).astype(np.float32)
+    embedding: Annotated[list[float], Field(fail_fast=True)]
 
 
 class _Answer(BaseModel):
@@ -162,7 +141,6 @@ def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None]:
     """
     try:
         answer = _Answer.model_validate_json(body)
-        rows = {each.index: each.read() for each in answer.data}
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"][:3])) or "the body"
@@ -170,10 +148,7 @@ def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None]:
             "The endpoint's answer is no list of embeddings in OpenAI's format "
             f"(`{place}`: {first['type']})."
         ) from None
-    except ValueError:
-        raise EncoderFailed(
-            "An embedding of the endpoint is not valid base64 of float32 numbers."
-        ) from None
+    rows = {each.index: each.embedding for each in answer.data}
     if len(answer.data) != count or set(rows) != set(range(count)):
         raise EncoderFailed(
             f"The endpoint returned {len(answer.data)} embeddings for {count} inputs, or did not "
@@ -184,14 +159,15 @@ def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None]:
             "The endpoint's embeddings must all have one length "
             f"from 1 to {ENDPOINT_MAX_DIM} numbers."
         )
-    matrix = np.stack([rows[place] for place in range(count)])
-    if not np.isfinite(matrix).all():
+    matrix = np.array([rows[place] for place in range(count)])
+    vectors = torch.from_numpy(matrix).float()
+    if not vectors.isfinite().all():
         raise EncoderFailed(
             "The endpoint's embeddings contain NaN, infinity or a value beyond float32."
         )
     name = answer.model
     is_usable = isinstance(name, str) and 0 < len(name) <= MAX_LABEL and name.isprintable()
-    return torch.from_numpy(matrix), name if is_usable else None
+    return vectors, name if is_usable else None
 
 
 def normal_url(url: str) -> str:

@@ -104,8 +104,6 @@ class Endpoint:
 
     def __init__(self, model: str, options: RemoteOptions, key_env: str | None) -> None:
         """Raises EncoderUnavailable if the operator's variable of the key holds none."""
-        #: how vectors are asked for; not all endpoints know base64
-        self.encoding = "base64"
         self._model, self._options = model, options
         self._key = "" if key_env is None else os.environ.get(key_env, "").strip()
         # The HTTP library would quote an invalid key in its error.
@@ -135,7 +133,7 @@ class Endpoint:
         body = {
             "model": self._model,
             "input": list(texts),
-            "encoding_format": self.encoding,
+            "encoding_format": "float",  # not all endpoints know base64
             **({} if self._options.dim is None else {"dimensions": self._options.dim}),
         }
         most = OTHER_BYTES + len(texts) * dim * NUMBER_BYTES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import ssl
@@ -71,25 +70,13 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, {"error": "no such path"})
 
     def openai(self, body: dict[str, Any]) -> None:
-        as_list = self.server.as_list or body.get("encoding_format") != "base64"
-        if body.get("encoding_format") == "base64" and self.server.refuses_base64:
-            self.reply(400, {"error": {"message": "encoding_format must be float"}})
-            return
-        data = []
-        for index, text in enumerate(body["input"]):
-            vector = self.server.drift(expected_vector(text, body.get("dimensions", DIM)), text)
-            embedding = vector.tolist() if as_list else base64.b64encode(vector.tobytes()).decode()
-            data.append({"object": "embedding", "index": index, "embedding": embedding})
+        dim = body.get("dimensions", DIM)
+        data = [
+            {"index": index, "embedding": self.server.drift(expected_vector(text, dim), text)}
+            for index, text in enumerate(body["input"])
+        ]
         # In another order than the inputs: `index` names the input.
-        self.reply(
-            200,
-            {
-                "object": "list",
-                "data": data[::-1],
-                "model": self.server.model,
-                "usage": {"prompt_tokens": 1},
-            },
-        )
+        self.reply(200, {"data": data[::-1], "model": self.server.model})
 
     def body(self) -> bytes:
         return self.rfile.read(int(self.headers["Content-Length"]))
@@ -129,9 +116,7 @@ class FakeEndpoint(ThreadingHTTPServer):
             )
             self.url = self.url.replace("http:", "https:").replace("127.0.0.1", "localhost")
         self.model: str | None = "truth-2026-01"
-        self.as_list = False
         self.moved = self.noise = 0.0
-        self.refuses_base64 = False
         self.behaviour: Behaviour | None = None
         self.refusals: list[tuple[int, dict[str, str], Any]] = []
         self.seen: list[tuple[str, dict[str, str], Any]] = []
@@ -142,16 +127,14 @@ class FakeEndpoint(ThreadingHTTPServer):
         """The inputs of all requests."""
         return [text for _, _, body in self.seen for text in body["input"]]
 
-    def drift(self, vector: np.ndarray, text: str) -> np.ndarray:
+    def drift(self, vector: np.ndarray, text: str) -> list[float]:
         """Move a vector by the shares `moved` and `noise` of its length."""
         for share, other in (
             (self.moved, expected_vector(f"moved {text}", len(vector))),
             (self.noise, np.random.default_rng().standard_normal(len(vector))),
         ):
-            if share:
-                step = share * np.linalg.norm(vector) / np.linalg.norm(other)
-                vector = (vector + step * other).astype("<f4")
-        return vector
+            vector = vector + share * np.linalg.norm(vector) / np.linalg.norm(other) * other
+        return vector.astype("<f4").tolist()  # type: ignore[no-any-return]
 
     def __enter__(self) -> FakeEndpoint:
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,17 +1,22 @@
-"""Loading, identity, batches and prompts of a remote encoder."""
+"""Remote encoders: loading, identity, prompts, answers without valid vectors, and allowed URLs."""
 
 from __future__ import annotations
 
 import gc
+import json
 
 import pytest
 import torch
 
-from app.errors import EncoderChanged, EncoderUnavailable
-from app.types import InputRole, Modality
+from app.encoders.models.remote.encoder import normal_url, read_answer, read_remote_options
+from app.errors import EncoderChanged, EncoderFailed, EncoderUnavailable, InvalidOption
+from app.types import InputRole
 from tests.encoders.models.remote.endpoints import (
     DIM,
     TEXTS,
+    VECTOR,
+    allow_url,
+    correct_body,
     embed,
     expected_vectors,
     load,
@@ -19,33 +24,12 @@ from tests.encoders.models.remote.endpoints import (
 from tests.waiting import until
 
 
-@pytest.mark.parametrize("as_list", [False, True], ids=["base64", "list"])
-def test_vectors_equal_the_endpoints(endpoint, as_list):
-    endpoint.as_list = as_list
-    model = load(endpoint.url)
-    vectors = embed(model, TEXTS)
-    assert (vectors.dtype, model.dim, model.endpoint, model.nbytes, model.modality) == (
-        torch.float32,
-        DIM,
-        endpoint.url,
-        0,
-        Modality.text,
-    )
-    assert torch.equal(vectors, expected_vectors(TEXTS))
-
-
-def test_an_endpoint_that_rejects_base64_gets_requests_for_numbers(endpoint):
-    endpoint.refuses_base64 = True
-    assert torch.equal(embed(load(endpoint.url), TEXTS), expected_vectors(TEXTS))
-    assert [body["encoding_format"] for _, _, body in endpoint.seen] == ["base64", "float", "float"]
-
-
-def test_a_model_asks_over_one_connection_for_as_many_inputs_as_tei_takes(endpoint):
+def test_vectors_equal_the_endpoints_over_one_connection(endpoint):
     model = load(endpoint.url)
     for _ in range(3):
         assert torch.equal(embed(model, TEXTS), expected_vectors(TEXTS))
     assert endpoint.connections == 1
-    assert (model.batch, load(endpoint.url, batch=4).batch) == (32, 4)
+    assert (model.dim, model.endpoint, model.batch) == (DIM, endpoint.url, 32)
 
 
 def test_an_unloaded_model_closes_its_connections(endpoint):
@@ -90,12 +74,7 @@ def test_normalise_gives_unit_vectors_of_the_same_direction(endpoint):
 def test_the_revision_comes_from_the_endpoint(endpoint, model, revision):
     endpoint.model = model
     identity = load(endpoint.url).identity
-    assert (identity.model, identity.revision, identity.dim) == (
-        f"truth at {endpoint.url}",
-        revision,
-        DIM,
-    )
-    assert (identity.pooling, identity.dtype) == (None, None)
+    assert (identity.model, identity.revision) == (f"truth at {endpoint.url}", revision)
 
 
 def test_another_model_at_the_endpoint_is_a_change_that_no_retry_mends(endpoint):
@@ -104,3 +83,90 @@ def test_another_model_at_the_endpoint_is_a_change_that_no_retry_mends(endpoint)
     with pytest.raises(EncoderChanged, match="another model") as caught:
         embed(model, TEXTS)
     assert caught.value.field == "encoder"
+
+
+# Answers
+
+
+def answer(*embeddings):
+    return {"data": [{"index": i, "embedding": each} for i, each in enumerate(embeddings)]}
+
+
+def numbered(*indices):
+    return {"data": [{"index": index, "embedding": VECTOR} for index in indices]}
+
+
+ANSWERS = [
+    {"data": None},
+    {"data": [VECTOR, VECTOR]},
+    answer(VECTOR),
+    numbered(0, 0),
+    numbered(1, 2),
+    numbered(False, True),
+    answer(VECTOR, None),
+    answer(VECTOR, VECTOR[:-1]),
+    answer([], []),
+    answer(VECTOR, ["1"] * DIM),
+    answer(VECTOR, [True] * DIM),
+    answer(VECTOR, [1e300] * DIM),
+    answer(VECTOR, [float("nan")]),
+]
+BODIES = [*(json.dumps(each).encode() for each in ANSWERS), b"", correct_body(2)[:-20]]
+BODIES += [b"[" * 100_000 + b"]" * 100_000, b"NaN", b"1e999"]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body[:40])
+def test_an_invalid_answer_is_refused(body):
+    with pytest.raises(EncoderFailed, match="endpoint") as caught:
+        read_answer(body, 2)
+    assert caught.value.__cause__ is None
+
+
+# URLs
+
+
+LISTED = "http://127.0.0.1:8080/base"
+ELSEWHERE = [
+    ("/base", path) for path in ("", "/base/more", "/base/../base", "/base//x", "/BASE", "/%62ase")
+]
+ELSEWHERE += [("127.0.0.1", host) for host in ("localhost", "127.1", "169.254.169.254")]
+ELSEWHERE += [("http:", "https:")]
+
+
+@pytest.mark.parametrize(("part", "other"), ELSEWHERE)
+def test_a_url_that_the_operator_does_not_list_is_refused(part, other):
+    with pytest.raises(EncoderUnavailable, match="ANCHORAGE_REMOTE_URLS") as caught:
+        read_remote_options({"url": LISTED.replace(part, other)}, allow_url(LISTED))
+    assert caught.value.field == "options.url"
+    assert LISTED not in caught.value.detail
+
+
+NO_URLS = [
+    *("", "ftp://host/v1", "file:///etc/passwd", "//host/v1", "http:/host", "http://"),
+    *("http://user:secret@host/v1", "http://user@host/v1", "http://host /v1", "http://ho\tst/v1"),
+    *("http://host\\@other/v1", "http://höst/v1", "http://host/v1\n", "http://host/v1?x=1"),
+    *("http://host/v1?", "http://host/v1#x", "http://host:0/v1", "http://host:65536/v1"),
+    *("http://host:٨٠/v1", f"http://host:{'9' * 20}/v1"),
+]
+
+
+@pytest.mark.parametrize("url", NO_URLS)
+def test_an_invalid_url_is_rejected_and_not_quoted(url):
+    with pytest.raises(InvalidOption) as caught:
+        read_remote_options({"url": url}, allow_url("http://host/v1"))
+    assert caught.value.field == "options.url"
+    assert "secret" not in caught.value.detail
+
+
+SAME = {
+    "HTTP://Host.Example:80/V1//": "http://host.example/V1",
+    "https://host:443": "https://host",
+    "https://host:80/": "https://host:80",
+    "http://host:0080/a/b": "http://host/a/b",
+    "http://[::1]:8080/v1/": "http://[::1]:8080/v1",
+}
+
+
+@pytest.mark.parametrize("url", SAME)
+def test_equal_urls_have_one_normal_form(url):
+    assert normal_url(url) == normal_url(SAME[url]) == SAME[url]
