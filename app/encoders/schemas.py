@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -24,10 +23,9 @@ from app.http.field_errors import located
 from app.http.fields import Body, InputsBody, Name, RowModel, Vectors
 from app.types import EncoderKind
 
-#: A hub id or the name of a folder, but no path.
-MODEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
-#: Models of endpoints, such as nomic-embed-text:latest or @cf/baai/bge-base-en-v1.5.
-REMOTE_MODEL_PATTERN = r"^[A-Za-z0-9@][A-Za-z0-9@._:/-]{0,199}$"
+#: Hub ids, names of folders, and models of endpoints, such as nomic-embed-text:latest or
+#: @cf/baai/bge-base-en-v1.5. A name that leads out of the models' folder is not found there.
+MODEL_PATTERN = r"^[A-Za-z0-9@][A-Za-z0-9@._:/-]{0,199}$"
 
 
 class NewEncoder(Body):
@@ -60,7 +58,7 @@ class NewEncoder(Body):
         description="Dimension of the vectors, 1 to 8,192. "
         "Required for an external encoder, and only for that.",
     )
-    model: Annotated[str, Field(pattern=REMOTE_MODEL_PATTERN)] | None = Field(
+    model: Annotated[str, Field(pattern=MODEL_PATTERN)] | None = Field(
         None,
         description="Hub id, folder or endpoint's name of the model. "
         "Required unless the encoder is external.",
@@ -107,10 +105,6 @@ class NewEncoder(Body):
                     "another kind.",
                     field=field,
                 )
-        if self.kind != EncoderKind.openai and not re.fullmatch(MODEL_PATTERN, self.model or "x"):
-            raise InvalidRequest(
-                "`model` must be a hub id or the name of a folder, and not a path.", field="model"
-            )
         return self
 
 

@@ -24,7 +24,7 @@ def test_every_kind_has_a_loader_options_and_a_place_in_the_api() -> None:
 
 
 TEXT = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
-PATHS = ["../x", "/etc", "a/b/c", "a/..", "a\\b", "~/a", "http://x", "a\n", ""]
+PATHS = ["../x", "/etc", "a\\b", "~/a", "a\n", ""]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_models_name_leads_nowhere_but_into_the_operators_folder(serve, tmp_pa
     (secret / "config.json").write_text('{"secret": "xyzzy"}')
     (folder / "linked").symlink_to(secret)
     client = serve(models_dir=folder)
-    for model in ("../secret", "linked"):
+    for model in ("../secret", "a/../../secret", "linked"):
         answer = client.post("/encoders", json={"name": "x", "kind": kind, "model": model})
         assert (answer.status_code, answer.json()["field"]) == (422, "model"), answer.text
         assert "xyzzy" not in answer.text

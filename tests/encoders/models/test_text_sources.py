@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
-import torch
 
 from app.db import tables
 from app.encoders.encoding import require_unchanged
@@ -21,54 +18,21 @@ from sentence_transformers.sentence_transformer import modules as st_modules  # 
 from transformers.utils import logging  # noqa: E402
 
 logging.disable_progress_bar()
-from tests.encoders.models.sentence_models import KIND, PACKAGED, SENTENCES, encode, load, tiny  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    return load()
-
+from tests.encoders.models.sentence_models import KIND, load, tiny  # noqa: E402
 
 # Sources
 
 
-def link_or_copy(source, target):
-    """Use hard links if possible, because the weights are large."""
-    try:
-        Path(target).hardlink_to(source)
-    except OSError:
-        shutil.copy(source, target)
-    return target
-
-
-@pytest.fixture
-def mine(tmp_path):
-    """The packaged model's files, in the operator's folder."""
-    shutil.copytree(PACKAGED, tmp_path / "mine", copy_function=link_or_copy)
-    return tmp_path
-
-
-def test_an_operators_folder_has_priority_over_a_package(mine, minilm):
-    model = load("mine", mine)
-    assert torch.equal(encode(model, SENTENCES[:1]), encode(minilm, SENTENCES[:1]))
-    assert model.identity.revision == minilm.identity.revision  # the same files
-    (mine / "mine").rename(mine / "all-MiniLM-L6-v2")
-    config = mine / "all-MiniLM-L6-v2" / "config_sentence_transformers.json"
-    changed = {**json.loads(config.read_text()), "prompts": {"query": "mine: "}}
-    config.unlink()
-    config.write_text(json.dumps(changed))
-    assert load("all-MiniLM-L6-v2", mine).identity.prompts == {"query": "mine: "}
-
-
-def make_row(model):
-    return tables.EncoderRow(
-        name="e", kind=KIND, dim=model.dim, identity=json.loads(json.dumps(model.identity.members))
-    )
+def test_an_operators_folder_has_priority_over_a_package(tmp_path):
+    tiny(tmp_path)
+    (tmp_path / "tiny").rename(tmp_path / "all-MiniLM-L6-v2")
+    assert load("all-MiniLM-L6-v2", tmp_path).dim == 16
+    assert load("all-MiniLM-L6-v2").dim == 384
 
 
 def test_changed_files_change_the_revision(tmp_path):
-    tiny(tmp_path, prompts={"query": "q : "})
-    row = make_row(load("tiny", tmp_path))
+    model = load("tiny", tiny(tmp_path, prompts={"query": "q : "}))
+    row = tables.EncoderRow(name="e", kind=KIND, identity=model.identity.members)
     require_unchanged(row, load("tiny", tmp_path))
     file = tmp_path / "tiny" / "config_sentence_transformers.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "prompts": {"query": "other : "}}))
@@ -77,14 +41,7 @@ def test_changed_files_change_the_revision(tmp_path):
     assert caught.value.field == "encoder"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        {"config.json": "garbage"},
-        {"modules.json": "[]"},
-    ],
-)
+@pytest.mark.parametrize("content", [{}, {"config.json": "garbage"}, {"modules.json": "[]"}])
 def test_a_folder_without_a_valid_model_is_rejected(tmp_path, content):
     (tmp_path / "mine").mkdir()
     for name, value in content.items():
@@ -95,18 +52,13 @@ def test_a_folder_without_a_valid_model_is_rejected(tmp_path, content):
     assert str(tmp_path) not in caught.value.detail
 
 
-def trap(where):
-    """A pickle that writes a file when it is loaded."""
-    return f"cposix\nsystem\n(Vtouch {where}\ntR.".encode()
-
-
 def test_no_module_of_a_model_is_unpickled(tmp_path):
     tiny(tmp_path, more=[st_modules.Dense(16, 4)])
     folder = tmp_path / "tiny" / "2_Dense"
     weights = folder / "model.safetensors"
     names = ["pytorch_model.bin", "weights.PT", "a.pth", "a.pkl", "a.ckpt"]
     for name in names:
-        (folder / name).write_bytes(trap(tmp_path / "sprung"))
+        (folder / name).write_text(f"cposix\nsystem\n(Vtouch {tmp_path / 'sprung'}\ntR.")
     assert load("tiny", tmp_path).dim == 4  # it reads the safetensors file
     weights.rename(folder / "other.safetensors")
     while names:
@@ -122,20 +74,13 @@ def test_no_module_of_a_model_is_unpickled(tmp_path):
 def test_code_in_a_models_folder_never_runs(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "model_type": "own",
-                "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"},
-            }
-        )
-    )
+    own = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
     (folder / "own.py").write_text(
         f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass Config: pass\nclass Model: pass\n"
     )
-    (folder / "modules.json").write_text(
-        json.dumps([{"idx": 0, "name": "0", "path": "", "type": "own.Model"}])
-    )
+    module = {"idx": 0, "name": "0", "path": "", "type": "own.Model"}
+    (folder / "modules.json").write_text(json.dumps([module]))
     with pytest.raises(EncoderUnavailable):
         load("mine", tmp_path)
     assert not (tmp_path / "sprung").exists()
