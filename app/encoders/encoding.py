@@ -6,7 +6,7 @@ import base64
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -116,7 +116,8 @@ def encode(
         check_vectors(made, dim=encoder.dim)
     except AnchorageError as error:
         raise EncoderFailed(
-            f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail}"
+            f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail} "
+            "Another `dtype` may help."
         ) from None
     return EncodedVectors(made, tokens, truncated)
 
@@ -146,7 +147,7 @@ def encode_valid(
                 raise
             places = [each for row, each in enumerate(places) if row not in wrong]
             continue
-        return places, replace(encoded, vectors=encoded.vectors.float())
+        return places, encoded
     return [], EncodedVectors(torch.empty(0, encoder.dim))
 
 

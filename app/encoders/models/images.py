@@ -91,10 +91,16 @@ def open_image(data: bytes, draft_side: int | None = None) -> Image:
             limit=MAX_IMAGE_BYTES,
         )
     with _refusing():
-        pillow.MAX_IMAGE_PIXELS = MAX_IMAGE_PIXELS // 2  # it refuses more than twice as many
         image = pillow.open(_File(data), formats=IMAGE_FORMATS)
-        if not all(image.size):
+        width, height = image.size
+        if not width or not height:
             raise InvalidImage("The image has no pixels. Send an image of at least 1 x 1 pixels.")
+        if width * height > MAX_IMAGE_PIXELS:
+            raise ImageTooLarge(
+                f"The image has {width} x {height} pixels; the limit is {MAX_IMAGE_PIXELS} in "
+                "total. Send a smaller image.",
+                limit=MAX_IMAGE_PIXELS,
+            )
         if image.format in ("JPEG", "MPO"):
             _check_scans(data)
             if draft_side is not None:
@@ -217,31 +223,30 @@ class ImagePreparer:
         """Decode and preprocess images, several at once. Raises InvalidInput for texts,
         InvalidImage and ImageTooLarge, which name the rows.
         """
+        files = _require_images(inputs)
         items: dict[int, Item] = {}
-        small: list[tuple[int, Image]] = []
-        large: list[tuple[int, Image]] = []
+        large: list[int] = []
         wrong: dict[int, AnchorageError] = {}
 
-        def decode(row: int, image: Image) -> None:
+        def read(row: int, *, is_small: bool) -> None:
             try:
-                items[row] = self._decode(image)
+                image = open_image(files[row], self._draft_side)
+                pixels = max(image.size[0] * image.size[1], self._resized_pixels(image))
+                if is_small and pixels > SMALL_IMAGE_PIXELS:
+                    large.append(row)
+                else:
+                    items[row] = self._decode(image)
             except (InvalidImage, ImageTooLarge) as error:
                 wrong[row] = error
 
-        files = _require_images(inputs)
-        for row, data in enumerate(files):
-            try:
-                image = open_image(data, self._draft_side)
-                pixels = max(image.size[0] * image.size[1], self._resized_pixels(image))
-                (small if pixels <= SMALL_IMAGE_PIXELS else large).append((row, image))
-            except (InvalidImage, ImageTooLarge) as error:
-                wrong[row] = error
-        _lanes().submit(lambda place, _: decode(*small[place]), len(small), step=1).result()
-        for row, image in large:
+        _lanes().submit(lambda row, _: read(row, is_small=True), len(files), step=1).result()
+        for row in large:
             with _large:
-                decode(row, image)
-        if wrong:
-            raise _combine_errors(sorted(wrong.items()))
+                read(row, is_small=False)
+        if wrong:  # one error of the first one's class, with the rows of all of that class
+            first = wrong[min(wrong)]
+            rows = sorted(row for row, error in wrong.items() if type(error) is type(first))
+            raise type(first)(first.detail, field="inputs", rows=rows, limit=first.limit)
         return [items[row] for row in range(len(files))]
 
     def _decode(self, image: Image) -> Item:
@@ -283,15 +288,3 @@ def _require_images(inputs: Sequence[Input]) -> list[bytes]:
             rows=[row for row, value in enumerate(inputs) if not isinstance(value, bytes)],
         )
     return files
-
-
-def _combine_errors(wrong: Sequence[tuple[int, AnchorageError]]) -> AnchorageError:
-    """Return one error of the first error's class, with the rows of all errors of that class."""
-    first = wrong[0][1]
-    rows = [row for row, error in wrong if type(error) is type(first)]
-    detail = (
-        first.detail
-        if len(rows) == 1
-        else f"{len(rows)} images cannot be read. The first: {first.detail}"
-    )
-    return type(first)(detail, field="inputs", rows=rows, limit=first.limit)

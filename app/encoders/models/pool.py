@@ -163,6 +163,12 @@ class EncoderPool:
             self.check_device(error)
             if isinstance(error, AnchorageError):
                 raise
+            if isinstance(error, ModuleNotFoundError):
+                raise EncoderUnavailable(
+                    f"The server lacks the package {error.name!r}. Ask the operator to run: pip "
+                    "install 'anchorage-server[text,vision]'.",
+                    field="kind",
+                ) from error
             raise EncoderUnavailable(
                 f"Model {spec.model!r} cannot be loaded ({type(error).__name__}). "
                 "The server's log has the reason.",

@@ -161,12 +161,6 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> SentenceEncod
     Raises EncoderUnavailable, InvalidOption, and anything else for a broken model.
     """
     options = TextOptions.model_validate(dict(spec.options))
-    if find_spec("sentence_transformers") is None:
-        raise EncoderUnavailable(
-            "sentence-transformers is not installed on the server. "
-            "Ask the operator to run: pip install 'anchorage-server[text]'.",
-            field="kind",
-        )
     folder, revision = find_model(spec, sources, packaged=_find_package(spec.model))
     _refuse_pickles(spec.model, folder)
     make_importable()

@@ -7,7 +7,6 @@ A checkpoint is a folder with config.json and model.safetensors, in the layout o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from app.encoders.models.images import ImagePreparer
 from app.encoders.models.model_files import find_model
 from app.encoders.models.options import ImageOptions, choose_dim
 from app.encoders.models.torchvision_ops import import_timm
-from app.errors import EncoderFailed, EncoderUnavailable
+from app.errors import EncoderUnavailable
 from app.types import InputRole, Modality
 
 #: arguments that would make timm load other files, load less strictly, or build no classifier
@@ -74,20 +73,11 @@ class VisionEncoder(EncoderModel):
         return self.preparer.prepare(inputs)
 
     def run(self, items: Sequence[Item], is_abandoned: Callable[[], bool]) -> Tensor:
-        """Return vectors (n, dim), float32, on the CPU. Raises EncoderFailed."""
+        """Return vectors (n, dim), float32, on the CPU."""
         with torch.inference_mode():
             batch = torch.stack([item.features for item in items])
-            vectors = self._model(batch.to(self._device, self._dtype))
-            vectors = vectors.float()[:, : self.dim]
-            if self.identity.normalise:
-                vectors = nn.functional.normalize(vectors)
-            vectors = vectors.cpu()
-        if not torch.isfinite(vectors).all():
-            raise EncoderFailed(
-                f"Model {self.identity.model!r} returned NaN or infinity in {self.identity.dtype}. "
-                "Register it with another `dtype`."
-            )
-        return vectors.clone()  # autograd does not accept inference tensors
+            vectors = self._model(batch.to(self._device, self._dtype)).float()[:, : self.dim]
+            return (nn.functional.normalize(vectors) if self.identity.normalise else vectors).cpu()
 
 
 def load(spec: EncoderSpec, sources: ModelSources, device: str) -> VisionEncoder:
@@ -96,13 +86,6 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> VisionEncoder
     Raises EncoderUnavailable, InvalidOption, and anything else for a broken model.
     """
     options = ImageOptions.model_validate(dict(spec.options))
-    missing = [name for name in ("timm", "torchvision", "PIL") if find_spec(name) is None]
-    if missing:
-        raise EncoderUnavailable(
-            f"Not installed on the server: {', '.join(missing)}. "
-            "Ask the operator to run: pip install 'anchorage-server[vision]'.",
-            field="kind",
-        )
     folder, revision = find_model(spec, sources)
     model = _load_folder(folder)
     config = import_timm("timm.data").resolve_model_data_config(model)

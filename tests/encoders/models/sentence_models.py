@@ -57,23 +57,8 @@ def encode(model, texts, role=InputRole.document):
     return model.run(model.prepare(texts, role), lambda: False)
 
 
-WORDS = [
-    "[UNK]",
-    "[PAD]",
-    "hello",
-    "world",
-    "number",
-    "of",
-    "the",
-    "Anchors",
-    "hold",
-    ".",
-    "query",
-    ":",
-    "a",
-    "b",
-    "c",
-]
+VOCABULARY = "[UNK] [PAD] hello world number of the Anchors hold . query : a b c"
+WORDS = VOCABULARY.split()
 
 
 def words():

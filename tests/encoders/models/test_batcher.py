@@ -208,21 +208,6 @@ def test_any_fault_of_a_model_fails_the_request_and_not_the_lane(error):
         torch.testing.assert_close(result(batcher.submit(Squares(), [item(2)], "a")), squares([2]))
 
 
-def test_rows_delivered_twice_do_not_complete_a_task():
-    """A model that fails for a batch but not for its parts: delivered parts count once."""
-    model = Squares()
-    own = model.vectors
-
-    def wrong_of_two_owners(items):
-        owners = {each.features // 10 for each in items}
-        return own(items)[: 1 if len(owners) > 1 else None]
-
-    model.vectors = wrong_of_two_owners
-    requests = [(model, [item(10 * o + n) for n in range(4)], f"owner {o}") for o in range(2)]
-    for o, work in enumerate(run_together(*requests, budget=4)):
-        torch.testing.assert_close(result(work), squares([10 * o + n for n in range(4)]))
-
-
 def test_a_failing_endpoint_gets_one_request_for_all_tasks():
     model = Failing(endpoint="http://away")
     works = run_together(*((model, [item(EncoderFailed("away"))], f"o {n}") for n in range(5)))

@@ -106,6 +106,7 @@ ANSWERS = [
     answer(VECTOR, None),
     answer(VECTOR, VECTOR[:-1]),
     answer([], []),
+    answer(*[[1.0] * 8193] * 2),
     answer(VECTOR, ["1"] * DIM),
     answer(VECTOR, [True] * DIM),
     answer(VECTOR, [1e300] * DIM),

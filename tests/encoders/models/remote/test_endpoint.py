@@ -103,22 +103,7 @@ def test_a_missing_endpoint_is_unavailable_on_load_and_failed_on_run():
             embed(model, TEXTS)
     with pytest.raises(EncoderFailed, match="cannot be reached"):
         embed(model, TEXTS)
-    with pytest.raises(EncoderUnavailable, match="cannot be reached") as caught:
-        load(endpoint.url)
-    assert caught.value.field == "model"
-
-
-@pytest.mark.parametrize(
-    ("status", "answer", "says"),
-    [
-        (302, {}, "redirects"),
-        (200, None, "no list of embeddings"),
-        (200, {"data": [{"index": 0, "embedding": [1.0] * 8193}]}, "one length from 1 to 8192"),
-    ],
-)
-def test_a_missing_model_is_unavailable(endpoint, status, answer, says):
-    endpoint.refusals = [(status, {}, answer)] * 2
-    with pytest.raises(EncoderUnavailable, match=f"cannot be used.*{says}") as caught:
+    with pytest.raises(EncoderUnavailable, match=r"cannot be used.*cannot be reached") as caught:
         load(endpoint.url)
     assert caught.value.field == "model"
 
