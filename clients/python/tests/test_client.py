@@ -256,19 +256,6 @@ def test_a_pair_asks_with_its_names_and_a_translator_is_found_again(client: Clie
     assert repr(between) == f"Pair({', '.join(map(repr, pair.names.values()))})"
 
 
-def test_a_filter_is_in_the_language_of_the_store(client: Client, pair, shop):
-    rows = [{"id": n, "year": 1900 + n, "vector": row} for n, row in enumerate(pair.old)]
-    pytest.importorskip("lancedb").connect(str(shop)).create_table("items", rows)
-    table = {"kind": "lancedb", "address": "shop", "collection": "items", "id_field": "id"}
-    client.stores.create("items", encoder=pair.source, **table)
-    between = client.pair(*pair.names.values())
-    found = between.search("items", queries=pair.new[:1], filter="year > 2090", k=9)
-    assert sorted(found.results[0].ids) == list(range(191, 200))
-    with pytest.raises(InvalidRequestError, match="condition in SQL, as text"):
-        between.search("items", queries=pair.new[:1], filter={"year": {"$gt": 2090}})
-    client.stores.delete("items")
-
-
 def test_what_exists_is_not_created_again(client: Client, pair):
     first = client.encoders.get_or_create("once", dim=3)
     assert client.encoders.get_or_create("once", dim=3) == first
