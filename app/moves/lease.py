@@ -1,6 +1,7 @@
 """The lease of a migration: one job, step or synchronisation at a time works on its store.
 
-It ends LEASE_S after it was last renewed. Only its holder writes `position` and `found`.
+It ends LEASE_S after it was last renewed. Only its holder writes `position` and `found`. Others
+change the row by `change`, if nobody was faster.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
+from sqlalchemy import ColumnElement, update
 from sqlalchemy.orm import Session
 
 from app.context import Services
 from app.db import leases, tables
+from app.db.session import changed_rows
 from app.errors import DatabaseUnavailable, MigrationActive
-from app.moves import queries
 
 log = logging.getLogger("anchorage.migration")
 
@@ -91,7 +94,7 @@ class Lease:
                 )
             until = leases.end_of_lease(session, LEASE_S)
             own = tables.MigrationRow.lease == self._token
-            if not queries.change(session, row, own, **values, lease_until=until):
+            if not change(session, row, own, **values, lease_until=until):
                 return False
             within(session)
             session.expire(row)
@@ -149,3 +152,14 @@ def _take(services: Services, migration_id: str, deadline: float) -> Lease:
                 retry_after_s=5,
             )
         time.sleep(LEASE_PAUSE_S)
+
+
+def change(
+    session: Session, row: tables.MigrationRow, *where: ColumnElement[bool], **values: Any
+) -> bool:
+    """Update a row if it has not changed since it was read. Returns whether it was updated."""
+    unchanged = (tables.MigrationRow.id == row.id, tables.MigrationRow.updated_at == row.updated_at)
+    # Every change must move the time, also when two come within a microsecond.
+    changed_at = max(tables.now(), row.updated_at + timedelta(microseconds=1))
+    statement = update(tables.MigrationRow).where(*unchanged, *where)
+    return changed_rows(session, statement.values(**values, updated_at=changed_at)) == 1

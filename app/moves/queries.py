@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 
-from sqlalchemy import ColumnElement, exists, select, update
+from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
-from app.db.session import changed_rows
-from app.db.tables import JobRow, MigrationRow, StoreRow, now
+from app.db.tables import JobRow, MigrationRow, StoreRow
 from app.errors import NotFound
 from app.types import MigrationState
 
@@ -43,15 +41,6 @@ def migrations(
     if before is not None:
         query = query.where(MigrationRow.created_at < before)
     return session.scalars(query).all()
-
-
-def change(session: Session, row: MigrationRow, *where: ColumnElement[bool], **values: Any) -> bool:
-    """Update a row if it has not changed since it was read. Returns whether it was updated."""
-    unchanged = (MigrationRow.id == row.id, MigrationRow.updated_at == row.updated_at)
-    # Every change must move the time, also when two come within a microsecond.
-    changed_at = max(now(), row.updated_at + timedelta(microseconds=1))
-    statement = update(MigrationRow).where(*unchanged, *where)
-    return changed_rows(session, statement.values(**values, updated_at=changed_at)) == 1
 
 
 def idle_in(session: Session, states: Collection[MigrationState]) -> Sequence[MigrationRow]:

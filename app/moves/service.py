@@ -16,6 +16,7 @@ from app.errors import MigrationActive, WrongState
 from app.jobs import queries as job_queries
 from app.jobs.submission import submit_job
 from app.moves import queries
+from app.moves.lease import change
 from app.stores.registry import EMBEDDED, has_cutover
 from app.types import JobKind, JobState, MigrationState
 
@@ -127,7 +128,7 @@ def queue_action(
         changes["state"] = MigrationState.running
 
     def begin(session: Session, job: tables.JobRow) -> None:
-        if not queries.change(session, found.row, **changes, job_id=job.id):
+        if not change(session, found.row, **changes, job_id=job.id):
             raise MigrationActive(
                 "Another request changed the migration at the same time. Read it, and repeat "
                 "the call if it is still possible.",
@@ -155,7 +156,7 @@ def pause(services: Services, context: RequestContext, migration_id: str) -> Mig
             job_queries.cancel(session, job.id, now=tables.now())
             session.expire(job)
         if queries.unfinished_job(session, row) is None:
-            changed = queries.change(session, row, state=MigrationState.paused)
+            changed = change(session, row, state=MigrationState.paused)
             session.expire(row)
             if not changed:
                 raise MigrationActive(
@@ -231,7 +232,7 @@ def _with_job(session: Session, row: tables.MigrationRow) -> MigrationStatus:
         job = session.get(tables.JobRow, row.job_id, populate_existing=True)
     has_ended = job is not None and job.finished_at is not None
     if row.state == MigrationState.running and has_ended:
-        queries.change(session, row, state=MigrationState.paused)
+        change(session, row, state=MigrationState.paused)
         session.expire(row)
         session.refresh(row)
     return MigrationStatus(row, job)
