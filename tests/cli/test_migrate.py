@@ -89,18 +89,11 @@ def test_the_whole_way_and_back(terminal: Terminal, table: str) -> None:
     assert "has ended" in terminal.refusal("migrate", "run", "docs")
 
 
-def test_an_abandoned_plan_can_be_made_again_by_scripts(terminal: Terminal) -> None:
-    made = terminal.json("migrate", "plan", "docs", *PAIR, "--rows-per-second", "5000")
-    assert made["rows_per_second"] == 5000
-    assert terminal.json("migrate", "run", "docs")["state"] == "filled"
-    assert "is abandoned" in terminal.ok("migrate", "abandon", "docs", "--yes")
-    terminal.ok("migrate", "plan", "docs", *PAIR)
-
-
-def test_ctrl_c_pauses_and_the_same_command_continues(
+def test_ctrl_c_pauses_the_same_command_continues_and_an_abandoned_plan_is_made_again(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal.ok("migrate", "plan", "docs", *PAIR, "--rows-per-second", "300")
+    made = terminal.json("migrate", "plan", "docs", *PAIR, "--rows-per-second", "300")
+    assert made["rows_per_second"] == 300
     wait, calls = Job.wait, []
 
     def interrupted(self: Job[Any], **options: Any) -> Any:
@@ -115,3 +108,5 @@ def test_ctrl_c_pauses_and_the_same_command_continues(
     assert "Paused. Continue with `anchorage migrate run docs`" in said(stopped.stderr)
     assert "is paused" in terminal.ok("migrate", "status", "docs")
     assert "600 of 600 rows have been read" in terminal.ok("migrate", "run", "docs")
+    assert terminal.json("migrate", "abandon", "docs", "--yes")["state"] == "abandoned"
+    terminal.ok("migrate", "plan", "docs", *PAIR)
