@@ -10,9 +10,7 @@ import torch
 
 from app.context import Services
 from app.db import tables
-from app.errors import (
-    StorageUnavailable,
-)
+from app.errors import StorageUnavailable
 from app.jobs import progress
 from app.jobs import worker as runner
 from app.jobs.worker import JobResult
@@ -31,11 +29,11 @@ def keep_all(monkeypatch):
 
 def resumed(services: Services, job: tables.JobRow) -> int | None:
     """A last turn, which ends well; returns the step from which it went on."""
-    row = run(
-        services,
-        job,
-        lambda services, row, progress: JobResult({"from": step_of(progress.resume())}),
-    )
+
+    def work(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
+        return JobResult({"from": step_of(progress.resume())})
+
+    row = run(services, job, work)
     assert row.state == JobState.succeeded
     return row.result["from"]  # type: ignore[no-any-return]
 
@@ -83,15 +81,9 @@ def test_a_job_that_loses_its_worker_at_one_place_ends_after_five_tries(
     for _ in range(runner.MAX_ATTEMPTS - 1):
         assert going(services, job, *steps) == 7
     row = run(services, job, never)
-    assert (row.state, row.attempts, row.checkpoint) == (
-        JobState.failed,
-        runner.MAX_ATTEMPTS,
-        None,
-    )
-    assert row.error == {
-        "code": "attempts-exhausted",
-        "detail": "the job's worker was lost 5 times after step 7",
-    }
+    assert (row.state, row.checkpoint) == (JobState.failed, None)
+    assert (row.attempts, row.error["code"]) == (runner.MAX_ATTEMPTS, "attempts-exhausted")
+    assert "lost 5 times after step 7" in row.error["detail"]
 
 
 def test_a_job_whose_checkpoint_cannot_be_read_begins_anew_goes_on_from_there_and_gains_no_tries(
@@ -118,15 +110,11 @@ def test_states_are_kept_seldom_but_for_the_first_that_is_further_than_any_befor
     assert resumed(services, job) == 2  # 0: the first of its try; 2: beyond 1
 
 
-def test_only_the_last_checkpoint_is_on_disk(services, job, keep_all):
-    going(services, job, *range(1, 10))
-    assert files(services) == {again(services, job).checkpoint}
-
-
 def test_a_sweep_spares_the_checkpoint_of_an_unfinished_job_and_takes_an_ended_ones(
     services, job, keep_all
 ):
-    going(services, job, 1)
+    going(services, job, *range(-9, 2))
+    assert files(services) == {again(services, job).checkpoint}  # only the last one
     age(services)
     assert retention.sweep_blobs(services) == 0
     assert resumed(services, job) == 1

