@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from datetime import timedelta
+
 from prometheus_client import CollectorRegistry, generate_latest
 
+from app.db import tables
 from app.demo.server import free_port
-from app.ops.database_metrics import DatabaseMetrics
+from app.ops.database_metrics import DatabaseMetrics, read_metrics
 from app.ops.health import DatabaseCollector
 from tests.disks import fill_disk, small_disk
+from tests.helpers import ON_EACH_DATABASE
 
 
 def test_a_service_of_one_process_is_ready_with_its_worker(client):
     assert client.get("/livez").json()["status"] == "ok"
     answer = client.get("/readyz")
-    assert (answer.status_code, answer.json()) == (
-        200,
-        {
-            "status": "ok",
-            "database": True,
-            "worker": True,
-            "redis": None,
-            "models": True,
-        },
-    )
-    assert [client.head(path).status_code for path in ("/livez", "/readyz")] == [
-        200,
-        200,
-    ]  # some load balancers ask so
+    there = {"database": True, "worker": True, "redis": None, "models": True}
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", **there})
+    for path in ("/livez", "/readyz"):  # some load balancers ask so
+        assert client.head(path).status_code == 200
 
 
-@pytest.fixture
-def degraded(serve):
-    return serve(redis_url=f"redis://127.0.0.1:{free_port()}/0")
-
-
-def test_a_job_is_written_down_while_redis_is_away(degraded):
+def test_a_job_is_written_down_while_redis_is_away(serve):
+    degraded = serve(redis_url=f"redis://127.0.0.1:{free_port()}/0")
     for name in ("first", "second"):
         degraded.post("/encoders", json={"name": name, "dim": 2})
     pool = [[float(i % 7), float(i % 11)] for i in range(100)]
-    names = {"name": "grown", "source": "first", "target": "second"}
-    body = {
-        **names,
-        "source_pool": pool,
-        "target_pool": pool,
-        "seeds": [[0, 0], [1, 1]],
-        "size": 2,
-    }
+    pools = {"source_pool": pool, "target_pool": pool, "seeds": [[0, 0], [1, 1]], "size": 2}
+    body = {"name": "grown", "source": "first", "target": "second", **pools}
     answer = degraded.post("/bootstrap", json=body)
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
     assert degraded.get(answer.headers["location"]).json()["state"] == "queued"
@@ -55,27 +39,35 @@ def test_a_job_is_written_down_while_redis_is_away(degraded):
 def test_a_stopping_server_says_so_and_closes_its_connections(serve):
     client = serve()
     assert "connection" not in client.get("/encoders").headers
-    client.app.state.admission.stopping = (
-        True  # as the handler of SIGTERM does: see e2e/test_rolling.py
-    )
+    # as the handler of SIGTERM does: see e2e/test_rolling.py
+    client.app.state.admission.stopping = True
     answer = client.get("/readyz")
-    assert (answer.status_code, answer.json()["status"], answer.headers["retry-after"]) == (
-        503,
-        "stopping",
-        "1",
-    )
+    assert (answer.status_code, answer.json()["status"]) == (503, "stopping")
+    assert answer.headers["retry-after"] == "1"
     answer = client.get("/encoders")
     assert (answer.status_code, answer.headers["connection"]) == (200, "close")
 
 
-def test_jobs_and_encoders_become_gauges():
+@ON_EACH_DATABASE
+def test_unfinished_jobs_of_all_projects_and_encoders_become_gauges(services):
+    assert read_metrics(services) == DatabaseMetrics({"queued": 0, "running": 0}, 0.0, {})
+    job = {"kind": "bootstrap", "arguments": {}}
+    with services.db.transaction() as session:
+        for state, project, minutes in (
+            ("queued", "p", 1),
+            ("queued", "q", 2),
+            ("running", "p", 99),
+            ("failed", "p", 99),
+        ):
+            made = tables.now() - timedelta(minutes=minutes)
+            moments = {"created_at": made, "finished_at": made if state == "failed" else None}
+            session.add(tables.JobRow(project=project, state=state, **job, **moments))
+    found = read_metrics(services)
+    assert 120 <= found.oldest_queued_s < 180
     registry = CollectorRegistry()
-    registry.register(
-        DatabaseCollector(DatabaseMetrics({"queued": 2, "running": 1}, 3.5, {"moved": 1}))
-    )
+    registry.register(DatabaseCollector(replace(found, oldest_queued_s=3.5, encoders={"moved": 1})))
     text = generate_latest(registry).decode()
-    lines = {line for line in text.splitlines() if not line.startswith("#")}
-    assert lines == {
+    assert {line for line in text.splitlines() if not line.startswith("#")} == {
         'anchorage_jobs{state="queued"} 2.0',
         'anchorage_jobs{state="running"} 1.0',
         "anchorage_queue_oldest_seconds 3.5",

@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.context import RequestContext
 from app.db import tables
-from app.jobs import submission
 from app.jobs import worker as runner
 from app.jobs.supervisor import CANNOT_START
 from app.ops.devices import devices
 from app.settings import Settings
 from app.types import JobState
+from tests.helpers import alter, files
 from tests.waiting import until
 from workers.processes import main
 
@@ -33,13 +32,15 @@ WORKER = ("app.cli", "worker")
 @pytest.fixture
 def environment(deployment) -> dict[str, str]:
     """What tells a process the deployment's settings."""
-    names = ("data_dir", "database_url")
-    given = {
-        **{name: str(getattr(deployment.settings, name)) for name in names},
-        "lease_s": "2",
-        "threads": "1",
+    settings = deployment.settings
+    return {
+        **os.environ,
+        "ANCHORAGE_DATA_DIR": str(settings.data_dir),
+        "ANCHORAGE_DATABASE_URL": str(settings.database_url),
+        "ANCHORAGE_LEASE_S": "2",
+        "ANCHORAGE_THREADS": "1",
+        "ANCHORAGE_DEVICES": "cpu",
     }
-    return {**os.environ, **{f"ANCHORAGE_{name.upper()}": value for name, value in given.items()}}
 
 
 @pytest.fixture
@@ -106,14 +107,6 @@ def running(row) -> bool:
     return row.state == JobState.running and bool(row.progress)
 
 
-def shorten(deployment, job_id: str) -> None:
-    arguments = deployment.row(job_id).arguments
-    deployment.alter(
-        job_id,
-        arguments={**arguments, "settings": {**arguments["settings"], "attempts": 1}},
-    )
-
-
 def forks(pid: int) -> dict[int, bytes]:
     """The processes that this one started, with their command lines."""
     try:
@@ -163,8 +156,10 @@ def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_han
     until(lambda: max(used(child) - before[child] for child in before) > 100)
     victim = max(before, key=lambda child: used(child) - before[child])
     os.kill(victim, signal.SIGKILL)
-    shorten(deployment, job_id)
-    row = deployment.wait(job_id, lambda row: row.finished_at is not None)
+    row = deployment.row(job_id)
+    settings = {**row.arguments["settings"], "attempts": 1}
+    alter(deployment.services, row, arguments={**row.arguments, "settings": settings})
+    row = deployment.ended(job_id)
     assert (row.state, row.lease != lost) == (JobState.succeeded, True)
     deployment.wait(job_id, lambda row: len(children(process) - {victim}) == 2)
 
@@ -180,24 +175,13 @@ def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_han
     assert not any(Path(f"/proc/{child}").exists() for child in left)
 
 
-def tried(deployment, tmp_path: Path, *, breaks: int) -> tuple[tables.JobRow, list[str]]:
-    """Run a job that breaks the device so often; return its row, and the process of each try."""
-    file = tmp_path / "tried"
-    job_id = submission.submit_job(
-        deployment.services,
-        RequestContext("default"),
-        "break",
-        {"tried": str(file), "breaks": breaks},
-    ).id
-    row = deployment.wait(job_id, lambda row: row.finished_at is not None)
-    return row, file.read_text().splitlines()
-
-
 def test_a_process_whose_device_broke_is_replaced_and_its_job_runs_again_in_the_new_one(
     deployment, start, tmp_path
 ):
     process = start("cpu", "tests.workers.breaking")
-    row, processes = tried(deployment, tmp_path, breaks=1)
+    file = tmp_path / "tried"
+    row = deployment.ended(deployment.submit("break", tried=str(file), breaks=1))
+    processes = file.read_text().splitlines()
     assert (row.state, row.attempts, row.result) == (JobState.succeeded, 2, {"attempts": 2})
     assert len(set(processes)) == 2
     process.send_signal(signal.SIGTERM)
@@ -214,7 +198,7 @@ def test_a_worker_that_cannot_start_ends_the_command(deployment, environment):
         done = subprocess.run(
             [sys.executable, "-m", *WORKER],
             cwd=ROOT,
-            env={**environment, "ANCHORAGE_DEVICES": "cpu", "ANCHORAGE_WORKER_METRICS_PORT": port},
+            env={**environment, "ANCHORAGE_WORKER_METRICS_PORT": port},
             capture_output=True,
             text=True,
             check=False,
@@ -231,46 +215,33 @@ def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as
     hold = tmp_path / "hold"
     worker = fork()
     arguments = {"steps": 300, "hold": str(hold)}
-    undisturbed = submission.submit_job(
-        deployment.services, RequestContext("default"), "iterate", arguments
-    ).id
-    expected = deployment.wait(undisturbed, lambda row: row.finished_at is not None).result
+    expected = deployment.ended(deployment.submit("iterate", **arguments)).result
     assert expected["begun"] == 0
 
     hold.touch()
-    job_id, furthest = (
-        submission.submit_job(
-            deployment.services, RequestContext("default"), "iterate", arguments
-        ).id,
-        0,
-    )
+    job_id, furthest = deployment.submit("iterate", **arguments), 0
     for number in range(runner.MAX_ATTEMPTS + 1):
         row = deployment.wait(job_id, lambda row, before=furthest: row.furthest > before)
         time.sleep(0.03 * number)  # each somewhere else: between steps, in a write, while it waits
         kill(worker)
-        furthest = deployment.row(job_id).furthest
-        assert deployment.row(job_id).state == JobState.running
-        deployment.alter(
-            job_id, lease_until=tables.now() - timedelta(seconds=1)
-        )  # no need to wait for it
+        row = deployment.row(job_id)
+        furthest = row.furthest
+        assert row.state == JobState.running
+        alter(deployment.services, row, lease_until=tables.now() - timedelta(seconds=1))
         worker = fork()
     hold.unlink()
-    row = deployment.wait(job_id, lambda row: row.finished_at is not None)
+    row = deployment.ended(job_id)
     assert (row.state, row.attempts, row.checkpoint) == (JobState.succeeded, 1, None)
     assert row.result["begun"] >= furthest > runner.MAX_ATTEMPTS
     assert row.result["x"] == expected["x"]
     assert row.progress == {"done": 300, "total": 300, "length": row.progress["length"]}
-    assert (
-        len(list((deployment.settings.data_dir / "blobs").glob("??/*")))
-        <= 2 + runner.MAX_ATTEMPTS + 1
-    )
+    assert len(files(deployment.services)) <= 2 + runner.MAX_ATTEMPTS + 1
 
 
 def test_a_process_one_of_whose_threads_has_died_ends(deployment, fork):
     """Whoever watches it starts another one."""
     worker = fork()
-    job_id = submission.submit_job(deployment.services, RequestContext("default"), "die", {}).id
-    deployment.wait(job_id, lambda row: row.attempts == 1)
+    deployment.wait(deployment.submit("die"), lambda row: row.attempts == 1)
     until(lambda: not Path(f"/proc/{worker}").exists())
 
 
@@ -283,12 +254,9 @@ def test_devices_are_named_one_by_one_and_auto_means_every_cuda_device_or_else_t
     count = torch.cuda.device_count()
     assert devices("auto") == ([f"cuda:{index}" for index in range(count)] or ["cpu"])
     assert devices(" cpu , cpu,") == ["cpu", "cpu"]
-
-
-@pytest.mark.parametrize("wish", [" , ", "gpu", "cuda:100", "cpu,cuda:x", "cpu:0"])
-def test_a_device_that_is_not_there_or_makes_no_sense_is_refused(wish):
-    with pytest.raises(ValueError, match="cpu"):
-        devices(wish)
+    for wish in (" , ", "gpu", "cuda:100", "cpu,cuda:x", "cpu:0"):
+        with pytest.raises(ValueError, match="cpu"):
+            devices(wish)
 
 
 @ON_LINUX

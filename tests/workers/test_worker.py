@@ -31,21 +31,13 @@ def encoders(deployment) -> list[str]:
         return list(session.scalars(select(tables.EncoderRow.name)))
 
 
-def submit(deployment, kind: str) -> str:
-    return submission.submit_job(deployment.services, CONTEXT, kind, {}).id
-
-
-def ended(deployment, job_id: str) -> tables.JobRow:
-    return deployment.wait(job_id, lambda row: row.finished_at is not None)
-
-
 def test_eight_jobs_of_two_workers_all_succeed_once(deployment):
     names = [f"s{number}" for number in range(8)]
     for _ in range(2):
         deployment.worker().start()
     ids = {name: deployment.bootstrap(name) for name in names}
     for name, job_id in ids.items():
-        row = ended(deployment, job_id)
+        row = deployment.ended(job_id)
         assert (row.state, row.attempts, row.result["anchor_set"]) == (JobState.succeeded, 1, name)
     with deployment.services.db.transaction() as session:
         sets = resources.page(session, tables.AnchorSetRow, PROJECT, after="", limit=99)
@@ -65,7 +57,7 @@ def test_a_job_longer_than_a_lease_runs_once(deployment, monkeypatch):
     monkeypatch.setitem(RUNNERS, "long", work)
     for _ in range(2):
         deployment.worker(lease_s=1.0).start()
-    row = ended(deployment, submit(deployment, "long"))
+    row = deployment.ended(deployment.submit("long"))
     assert (row.state, row.attempts, ran) == (JobState.succeeded, 1, [1])
 
 
@@ -76,7 +68,7 @@ def test_a_job_of_the_same_process_wakes_an_idle_thread(deployment, monkeypatch)
     worker.start()
     for _ in range(2):
         job = submission.submit_job(worker.services, CONTEXT, "quick", {})
-        assert ended(deployment, job.id).attempts == 1
+        assert deployment.ended(job.id).attempts == 1
 
 
 def test_a_worker_deletes_old_rows(deployment):
@@ -106,7 +98,7 @@ def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_e
     monkeypatch.setitem(RUNNERS, "stuck", work)
     worker = deployment.worker()
     worker.start()
-    job_id = submit(deployment, "stuck")
+    job_id = deployment.submit("stuck")
     assert begun.wait(30)
     worker.stop()
     row = deployment.row(job_id)
