@@ -66,13 +66,6 @@ def test_beyond_the_anchors_scores_there_is_no_threshold(score):
         assert find_threshold(noisy(scores), score).by_rate is None
 
 
-def test_equidistant_anchors_have_no_threshold_and_raise_no_error():
-    for scores in Scores:
-        rows = pairs_of(torch.eye(20).double(), normal(0, 20, 6), scores)
-        for score in (-0.5, 0.0, 0.5):
-            assert find_threshold(rows, score).by_rate is None
-
-
 def test_too_few_distinct_anchors_have_no_pairs_and_ten_have_some():
     source, target = normal(0, FEWEST_DISTINCT, 4), normal(1, FEWEST_DISTINCT, 3)
     options = resolve("ridge", {}, anchors=FEWEST_DISTINCT)

@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from app.maths.anchors.known_rows import SAME_COSINE, find_known_rows, index_known_rows
-
-
-def some(n: int, d: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+from tests.maths.bootstrap.clouds import normal
 
 
 def by_all_products(anchors: Tensor, vectors: Tensor) -> Tensor:
@@ -23,19 +20,19 @@ def by_all_products(anchors: Tensor, vectors: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("k", "d"), [(1, 2), (7, 3), (300, 48)])
 def test_it_finds_what_all_products_find(k: int, d: int) -> None:
-    anchors = some(k, d)
+    anchors = normal(0, k, d)
     own = torch.randperm(k, generator=torch.Generator().manual_seed(1))[: k // 2 + 1]
     scaled = anchors[own] * torch.linspace(1e-6, 1e6, len(own))[:, None]
-    near = anchors[:1] + 0.01 * anchors[:1].norm() * some(1, d, 5) / some(1, d, 5).norm()
+    near = anchors[:1] + 0.01 * anchors[:1].norm() * normal(5, 1, d) / normal(5, 1, d).norm()
     rounded = torch.nn.functional.normalize(anchors[own]).half().float()
-    vectors = torch.cat([some(50, d, 2), scaled, rounded, near])
+    vectors = torch.cat([normal(2, 50, d), scaled, rounded, near])
     found = find_known_rows(index_known_rows(anchors), vectors)
     assert torch.equal(found[50:-1], own.repeat(2))
     assert torch.equal(found, by_all_products(anchors, vectors))
 
 
 def test_of_equal_anchors_one_is_found() -> None:
-    anchors = some(20, 8)
+    anchors = normal(0, 20, 8)
     anchors[12] = anchors[3] * 2
     anchors[17] = anchors[3]
     found = find_known_rows(index_known_rows(anchors), anchors[[17, 12, 3]])
@@ -43,7 +40,7 @@ def test_of_equal_anchors_one_is_found() -> None:
 
 
 def test_vectors_without_a_direction_are_no_anchors() -> None:
-    anchors = some(10, 4)
+    anchors = normal(0, 10, 4)
     wrong = torch.tensor([[0.0] * 4, [torch.nan] * 4, [torch.inf, 0, 0, 0]])
     assert find_known_rows(index_known_rows(anchors), wrong).tolist() == [-1, -1, -1]
     assert find_known_rows(index_known_rows(anchors), wrong[:0]).tolist() == []

@@ -13,7 +13,6 @@ from app.maths.bootstrap.alignment import (
     AlignmentSettings,
     align_pools,
     compare_maps,
-    neighbours,
     orthogonal,
     refine,
 )
@@ -92,17 +91,6 @@ def test_no_other_orthogonal_map_fits_an_overlap_better(dims):
     for seed in range(20):
         other = orthogonal(mixing(seed, *dims))
         assert float((other * overlap).sum()) <= float((best * overlap).sum()) + 1e-5
-
-
-def test_neighbours_are_those_of_the_whole_table():
-    q, y = normalize(mixing(1, 40, 5)), normalize(mixing(2, 60, 5))
-    cosines = q @ y.T
-    hub_q = cosines.topk(10, dim=1).values.mean(dim=1)
-    hub_y = cosines.topk(10, dim=0).values.mean(dim=0)
-    csls = 2 * cosines - hub_q[:, None] - hub_y
-    of_q, of_y = neighbours(q, y, 3)
-    assert torch.equal(of_q.sort().values, csls.topk(3, dim=1).indices.sort().values)
-    assert torch.equal(of_y.sort().values, csls.topk(3, dim=0).indices.T.sort().values)
 
 
 def test_a_rough_map_becomes_the_right_one_on_pools_that_share_no_item():

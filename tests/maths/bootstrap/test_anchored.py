@@ -14,7 +14,7 @@ from app.maths.bootstrap import anchored
 from app.maths.bootstrap.anchored import KnownAndUnpaired
 from app.maths.translators.translator import Translator, apply
 from research.definitions import measures
-from tests.maths.bootstrap.clouds import normal, rotation, unit
+from tests.maths.bootstrap.clouds import normal, rotation
 
 D, TOPICS = 24, 60
 
@@ -93,27 +93,6 @@ def test_no_held_out_anchor_is_seen_by_the_map_that_it_judges(
         left_out += ~(full.known_x[:, None] == training.known_x[None]).all(dim=2).any(dim=1)
         assert len(training.known_x) == len(training.known_y) < len(full.known_x)
     assert bool((left_out == 1).all())
-
-
-def test_whitening_and_its_inverse(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = unit(3, 500, 8) * torch.arange(1, 9)
-    monkeypatch.setattr(anchored, "POWER", 0.5)
-    there, back = anchored.partial_whitening(rows)
-    torch.testing.assert_close(there @ back, torch.eye(8), atol=1e-4, rtol=0)
-    covariance, after = rows.T @ rows, (rows @ there).T @ (rows @ there)
-    before, spread = (torch.linalg.eigvalsh(each) for each in (covariance, after))
-    torch.testing.assert_close(spread / spread[-1], (before / before[-1]).sqrt())
-
-
-@pytest.mark.parametrize(("n", "m", "k"), [(40, 30, 5), (3, 30, 5), (30, 3, 10)])
-def test_mutual_neighbours_are_those_of_the_whole_table(n: int, m: int, k: int) -> None:
-    q, y = unit(1, n, 6), unit(2, m, 6)
-    table, few = q @ y.T, min(k, n, m)
-    rows, columns = torch.zeros(n, m, dtype=torch.bool), torch.zeros(n, m, dtype=torch.bool)
-    rows.scatter_(1, table.topk(few, dim=1).indices, value=True)
-    columns.scatter_(0, table.topk(few, dim=0).indices, value=True)
-    found = anchored.mutual_neighbours(q, y, k)
-    assert torch.equal(found, (rows & columns).nonzero().T)
 
 
 def test_a_correction_lets_many_anchors_overrule_the_map() -> None:

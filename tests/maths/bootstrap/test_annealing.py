@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from app.maths.bootstrap import annealing, neighbours
 from app.maths.bootstrap.annealing import (
-    SHARPNESS,
     anneal_round,
     find_temperature,
     map_rows,
     principal_directions,
-    target_perplexity,
 )
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import fit_pools
@@ -97,38 +93,7 @@ def test_the_rows_have_the_target_perplexity_or_the_nearest_in_range(seed, n, m,
     )
 
 
-@given(breadth=st.floats(0.01, 10**6), rounds=st.integers(2, 80))
-def test_the_perplexity_falls_geometrically_from_breadth_to_sharpness(breadth, rounds):
-    asked = [target_perplexity(breadth, done, rounds) for done in range(rounds)]
-    assert asked[0] == pytest.approx(max(breadth, SHARPNESS))
-    assert target_perplexity(breadth, 0, 1) == pytest.approx(asked[0])
-    assert asked[-1] == pytest.approx(SHARPNESS)
-    ratios = [later / earlier for earlier, later in pairwise(asked)]
-    assert max(ratios) <= 1 + 1e-9
-    assert ratios == pytest.approx([ratios[0]] * len(ratios))
-
-
 # the map
-
-
-def test_flattening_goes_from_the_nearest_orthogonal_map_to_the_overlap_itself():
-    x, overlap = unit(1, 20, 5), normal(2, 5, 5)
-    torch.testing.assert_close(map_rows(x, overlap, 1.0), normalize(x @ overlap))
-    flat = map_rows(torch.eye(5), overlap, 0.0)
-    torch.testing.assert_close(flat @ flat.T, torch.eye(5), rtol=0, atol=1e-5)
-    # The nearest orthogonal map has the largest inner product, the sum of the singular values.
-    assert float((flat * overlap).sum()) == pytest.approx(
-        float(torch.linalg.svdvals(overlap).sum()), rel=1e-5
-    )
-
-
-def test_without_knowledge_all_rows_are_equal_and_nothing_is_nan():
-    x, y, nothing = unit(1, 20, 5), unit(2, 30, 4), torch.zeros(5, 4)
-    q = map_rows(x, nothing, 0.5)
-    assert q.abs().max() == 0
-    overlap, potential, _ = anneal_round(x, y, q, nothing, torch.zeros(30), 6.0, beat=no_beat)
-    torch.testing.assert_close(overlap, x.sum(dim=0)[:, None] * y.mean(dim=0), rtol=0, atol=1e-5)
-    torch.testing.assert_close(potential, torch.zeros(30), rtol=0, atol=1e-5)
 
 
 # directions of a pool
@@ -164,16 +129,6 @@ def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     torch.testing.assert_close(
         found.along.double() @ found.along.double().T, table, rtol=0, atol=5e-3
     )
-
-
-@given(seed=seeds, power=st.floats(0.0, 1.0), dimensions=st.integers(1, 12))
-def test_coordinates_are_unit_rows_of_the_leading_directions(seed, power, dimensions):
-    found = principal_directions(pool(seed, 50, 8))
-    rows = found.coordinates(power=power, dimensions=dimensions)
-    assert rows.shape == (50, min(dimensions, 8))
-    torch.testing.assert_close(rows.norm(dim=1), torch.ones(50))
-    scaled = found.along[:, :dimensions].double() * found.variance[:dimensions].pow((power - 1) / 2)
-    torch.testing.assert_close(rows.double(), normalize(scaled), rtol=0, atol=1e-5)
 
 
 # scrambled pools

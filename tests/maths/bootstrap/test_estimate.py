@@ -18,7 +18,6 @@ from app.maths.bootstrap.estimate import (
     Votes,
     answer_credibility,
     attempt_agreement,
-    pair_confidence,
     vote,
     wrong_seeds,
 )
@@ -123,23 +122,6 @@ def test_the_upper_end_of_wilsons_interval_is_scipys(hits, more):
         assert estimate.wilson_upper(hits, hits + more) == pytest.approx(expected, abs=1e-5)
 
 
-@given(
-    confirmed=st.lists(st.sampled_from([0.0, 1 / 3, 2 / 3, 1.0]), max_size=20),
-    ranks=st.lists(st.floats(0, 1, width=32), max_size=8),
-    credibility=st.floats(0, 1),
-)
-def test_an_estimate_is_a_share_and_no_more_than_the_seeds_allow(confirmed, ranks, credibility):
-    votes = votes_of(confirmed, ranks)
-    sure = pair_confidence(votes, credibility)
-    assert bool(((sure >= 0) & (sure <= 1)).all())
-    hits = int((votes.seed_rank <= estimate.SUSPECT_RANK).sum())
-    right = votes.right(sure[votes.confirmed > 0.5])
-    assert 0 <= right <= estimate.wilson_upper(hits, len(ranks))
-    assert 0 <= votes.share <= 1
-    expected = pytest.approx(hits / len(ranks)) if ranks else pytest.approx(math.nan, nan_ok=True)
-    assert votes.seeds_confirmed == expected
-
-
 @given(*[st.floats(0, 1)] * 6)
 def test_credibility_rises_with_agreement_and_confirmation_and_falls_with_chance(
     agreed, share, found, chance, found_by_chance, more
@@ -199,26 +181,19 @@ def test_a_seed_whose_rival_is_a_twin_of_its_own_is_not_called_wrong(side):
 
 
 @pytest.mark.parametrize(
-    ("changes", "believed"),
+    ("agreement", "confirmed", "seeds_confirmed", "paired", "believed"),
     [
-        ({}, True),
-        ({"agreement": 0.5}, True),  # the confirmation alone suffices
-        ({"agreement": 0.5, "confirmed": 0.5}, False),
-        ({"orphans_paired": 0.0}, False),
-        ({"orphans_paired": math.nan}, False),
-        ({"seeds_confirmed": 0.2}, False),  # wrong seeds lower it
-        ({"seeds_confirmed": math.nan}, True),  # none
+        (0.9, 0.8, 0.9, 0.3, True),
+        (0.5, 0.8, 0.9, 0.3, True),  # the confirmation alone suffices
+        (0.5, 0.5, 0.9, 0.3, False),
+        (0.9, 0.8, 0.9, 0.0, False),
+        (0.9, 0.8, 0.9, math.nan, False),
+        (0.9, 0.8, 0.2, 0.3, False),  # wrong seeds lower it
+        (0.9, 0.8, math.nan, 0.3, True),  # there are none
     ],
 )
 def test_a_map_is_believed_where_only_strangers_lower_the_estimate(
-    changes: dict[str, float], believed: bool
-) -> None:
-    facts = {
-        "right": 0.4,
-        "agreement": 0.9,
-        "confirmed": 0.8,
-        "by_chance": 0.1,
-        "seeds_confirmed": 0.9,
-        "orphans_paired": 0.3,
-    }
-    assert estimate.BootstrapEstimate(**{**facts, **changes}).is_map_believed == believed
+    agreement, confirmed, seeds_confirmed, paired, believed
+):
+    made = estimate.BootstrapEstimate(0.4, agreement, confirmed, 0.1, seeds_confirmed, paired)
+    assert made.is_map_believed == believed

@@ -18,13 +18,11 @@ from app.maths.bootstrap.neighbours import (
     LEAST_RIDGE,
     PAIRS_A_RIDGE,
     graded_map,
-    learn_and_match,
     mutual_partners,
     nearest_rows,
     no_beat,
-    partner_pairs,
 )
-from tests.maths.bootstrap.clouds import every, normal, rotation, unit
+from tests.maths.bootstrap.clouds import normal, unit
 
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**31)
@@ -93,23 +91,3 @@ def test_partners_are_the_largest_of_their_row_and_of_their_column(seed, n, m):
 
 
 # both
-
-
-@pytest.mark.parametrize(("known", "rounds"), [(60, 1), (12, 3)])
-def test_a_few_pairs_of_a_rotated_space_find_all_others(known, rounds):
-    x, order = normal(1, 200, 8), torch.randperm(200, generator=torch.Generator().manual_seed(2))
-    y = torch.empty(200, 8)
-    y[order] = x @ rotation(3, 8)
-    pairs = torch.stack([torch.arange(known), order[:known]], dim=1)
-    for _ in range(rounds):
-        found = learn_and_match(x, y, pairs, beat=no_beat)
-        pairs = partner_pairs(found)
-    assert torch.equal(found, order)
-
-
-def test_the_lengths_of_target_rows_that_are_no_pairs_do_not_matter():
-    x, y = normal(1, 60, 8), normal(2, 60, 6)
-    longer = y.clone()
-    longer[20:] *= torch.linspace(0.1, 30.0, 40)[:, None]
-    one, other = (learn_and_match(x, side, every(60)[:20], beat=no_beat) for side in (y, longer))
-    assert torch.equal(one, other)

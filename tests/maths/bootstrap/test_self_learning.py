@@ -221,15 +221,6 @@ def test_the_smallest_pools_have_valid_results(d, count, short):
     checked_run(pools, [(i, i) for i in range(count)], short)
 
 
-@pytest.mark.parametrize("count", [0, 2])
-@pytest.mark.parametrize("different", [2, 7])
-def test_pools_of_a_few_repeated_rows_have_few_pairs(different, count, short):
-    rows = torch.cat([torch.eye(7), -torch.eye(7)])[:different].repeat(40 // different + 1, 1)
-    found = checked_run(fit_pools(rows, rows), [(i, i) for i in range(count)], short)
-    # At most one of equal rows has a partner, besides the seeds.
-    assert len(found.pairs) <= different + count
-
-
 @pytest.mark.parametrize(
     ("seeds", "rows"),
     [
@@ -293,14 +284,6 @@ def test_signs_of_life_come_between_the_pieces_of_a_step(monkeypatch, short):
     assert signs(10**9) >= 3 + 3 * 4
 
 
-def test_equal_runs_have_equal_bits_and_other_seeds_draw_others(short):
-    world = hidden_order(1, common=80, noise=0.6)
-    one, again, other = (
-        learn(world.pools, world.seeds(4), replace(short, seed=seed)) for seed in (1, 1, 2)
-    )
-    assert bits(one) == bits(again) != bits(other)
-
-
 # a smaller source
 
 
@@ -312,11 +295,3 @@ def test_a_smaller_source_has_the_pairs_of_the_exchanged_pools(short):
     other = learn(turned, [(j, i) for i, j in seeds], short)
     assert torch.equal(found.pairs, other.pairs.flip(1))
     assert repr(found.estimate) == repr(other.estimate)
-
-
-def test_rows_limit_a_smaller_source_and_keep_its_seeds(short):
-    order = hidden_order(3, common=80, only_y=60)
-    found = checked_run(order.pools, order.seeds(5), replace(short, rows=50))
-    assert len(found.pairs[:, 0].unique()) <= 50
-    assert bool((found.pairs[:, 0] >= 50).any())  # rows of the whole pool
-    assert order.right(found.pairs) > 0.9

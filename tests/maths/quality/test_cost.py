@@ -7,21 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality import cost
 from app.maths.translators import methods
+from tests.maths.clouds import normal
 
 #: how far an estimate may be from the time that was measured; other programs share the caches
 FACTOR = 3.0
-
-
-def anchors(size: int, dim: int, seed: int) -> Tensor:
-    hidden = torch.randn(size, 60, generator=torch.Generator().manual_seed(9))
-    draw = torch.Generator().manual_seed(seed)
-    noise = torch.randn(size, dim, generator=draw)
-    return (hidden @ torch.randn(60, dim, generator=draw) + 0.3 * noise).double()
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -42,7 +35,7 @@ def seconds(call: Callable[[], object]) -> float:
 @pytest.mark.parametrize("method", ["irp", "graded", "procrustes", "kernel"])
 def test_a_fit_takes_about_as_long_as_its_estimate(method):
     size, dims = 700, (256, 384)
-    x, y = (anchors(size, dim, seed) for seed, dim in enumerate(dims))
+    x, y = (normal(seed, size, dim) for seed, dim in enumerate(dims))
     options = methods.resolve(method, {}, anchors=size)
     measured = seconds(lambda: methods.fit(method, fit_space(x), fit_space(y), options))
     estimated = cost.fit_seconds(method, size, dims, options)

@@ -92,10 +92,3 @@ def test_ninety_five_of_a_hundred_intervals_hold_the_true_mean(world, n):
     covered = float(((low <= truth) & (truth <= high)).double().mean())
     assert 0.93 <= covered <= 0.97
     assert bool((values.amin(dim=0) <= low).all() & (high <= values.amax(dim=0)).all())
-
-
-@pytest.mark.parametrize("n", [1, 9])
-@pytest.mark.parametrize("value", [1 / 3, -7e20])
-def test_equal_values_have_an_interval_of_no_width_to_the_bit(n, value):
-    low, high = bootstrap_interval(torch.full((n,), value, dtype=torch.float64))
-    assert float(low) == float(high) == value

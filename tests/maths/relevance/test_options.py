@@ -140,11 +140,3 @@ def test_only_options_whose_vectors_are_there_are_measured(vectors, judged, miss
     assert bool(measured.fused) == ("fuse" in left)
     apart = {"fuse"} if measured.fused else set()
     assert {*measured.options, *apart} == {*left}
-
-
-def test_a_vector_without_a_direction_has_no_score(judged):
-    zeros = SearchVectors(
-        old_queries=torch.zeros(QUERIES, 2), old_documents=torch.zeros(DOCUMENTS, 2)
-    )
-    measured = measure_options(zeros, judged, weights=())
-    assert measured.options["keep"].isfinite().all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from contextlib import suppress
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -77,19 +76,6 @@ def test_the_hash_changes_with_everything_that_changes_a_translation():
         dataclasses.replace(translator, landmarks=2 * torch.eye(6)),
     ]
     assert len({content_hash(variant) for variant in variants}) == len(variants)
-
-
-@every_method
-def test_float16_vectors_whose_norm_overflows_in_float16_translate_as_float32_ones(name):
-    generator = np.random.default_rng(8)
-    source, target = generator.normal(size=(20, 1024)) * 300, generator.normal(size=(20, 16))
-    vectors = torch.tensor(source[:4] + generator.normal(size=(4, 1024)) * 100).half()
-    assert bool(vectors.square().sum(dim=1).isinf().all())
-    translator = fitted(name, torch.tensor(source), torch.tensor(target))
-    assert torch.equal(
-        apply(translator, vectors).vectors, apply(translator, vectors.float()).vectors
-    )
-    assert bool(apply(translator, vectors).vectors.isfinite().all())
 
 
 @every_method
