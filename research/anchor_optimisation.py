@@ -113,7 +113,7 @@ def _start(
     # Drawn on the CPU, so that equal seeds give equal starts on every device.
     random_anchors = normalize(
         torch.randn(settings.size - len(seeds), pools.y.shape[1], generator=generator)
-    ).to(pools.device)
+    ).to(pools.x.device)
     known = pools.y[[j for _, j in seeds]]
     moments = torch.zeros_like(random_anchors), torch.zeros_like(random_anchors)
     return rows, AnchorState(known, random_anchors, *moments)
@@ -227,7 +227,7 @@ def judge_pairs(
         annealing.principal_directions(pools.x),
         annealing.principal_directions(pools.y),
     )
-    pairs, seed_rows = (rows.to(pools.device) for rows in (grown.pairs, seed_tensor(seeds)))
+    pairs, seed_rows = (rows.to(pools.x.device) for rows in (grown.pairs, seed_tensor(seeds)))
     votes = vote(x.along, y.along, pairs, seed_rows, seed=seed, beat=no_beat)
     right = votes.right(votes.confirmed)
     estimate = BootstrapEstimate(

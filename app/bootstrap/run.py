@@ -234,8 +234,8 @@ def _align_by_shape(run: Run) -> Anchors:
         )
     # In the target encoder's units: the pool's mean, and its mean distance in each direction.
     mean, distance = pool_maths.mean_and_distance(run.pools[1])
-    places = mean.float() + distance * found.made.directions.cpu()
-    return Anchors(run.pools[0][found.made.rows.cpu()], places, {"estimate": estimate})
+    places = mean.float() + distance * found.directions.cpu()
+    return Anchors(run.pools[0][found.rows.cpu()], places, {"estimate": estimate})
 
 
 def _align_by_seeds(run: Run) -> Anchors:

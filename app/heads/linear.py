@@ -100,13 +100,7 @@ def make_head(
     layers = {i: "" if architecture is None else f"{i}." for i in places}
     _check_names(tensors, list(layers.values()))
     size = sum(tensor.numel() for tensor in tensors.values()) * 4
-    if size > MAX_HEAD_BYTES:
-        raise HeadTooLarge(
-            f"The head takes {size} bytes in float32; the limit is {MAX_HEAD_BYTES}. "
-            "Send a smaller head.",
-            field="safetensors",
-            limit=MAX_HEAD_BYTES,
-        )
+    _require_at_most(size, MAX_HEAD_BYTES, f"The head takes {size} bytes in float32")
     width = widest = dim
     built: list[nn.Module] = []
     state = {}
@@ -128,13 +122,7 @@ def make_head(
                     field=place,
                 )
             state[name] = _to_float32(tensors[name], name, place)
-        if outputs > MAX_LAYER_WIDTH:
-            raise HeadTooLarge(
-                f"`{weight}` makes a layer of {outputs} numbers; the limit is {MAX_LAYER_WIDTH}. "
-                "Send a narrower head.",
-                field="safetensors",
-                limit=MAX_LAYER_WIDTH,
-            )
+        _require_at_most(outputs, MAX_LAYER_WIDTH, f"`{weight}` makes a layer of {outputs} numbers")
         built.append(nn.Linear(width, outputs, bias=bias in tensors, device="meta"))
         width, widest = outputs, max(widest, outputs)
     model = built[0] if architecture is None else nn.Sequential(*built)
@@ -147,13 +135,7 @@ def read_tensors(data: bytes) -> dict[str, Tensor]:
 
     Raises HeadTooLarge, and InvalidHead for any other file.
     """
-    if len(data) > MAX_HEAD_BYTES:
-        raise HeadTooLarge(
-            f"The head's file has {len(data)} bytes; the limit is {MAX_HEAD_BYTES}. "
-            "Send a smaller head.",
-            field="safetensors",
-            limit=MAX_HEAD_BYTES,
-        )
+    _require_at_most(len(data), MAX_HEAD_BYTES, f"The head's file has {len(data)} bytes")
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -163,6 +145,14 @@ def read_tensors(data: bytes) -> dict[str, Tensor]:
         raise InvalidHead(
             f"The file is not a safetensors file.{advice if pickled else ''}", field="safetensors"
         ) from error
+
+
+def _require_at_most(found: int, limit: int, what: str) -> None:
+    """Raises HeadTooLarge."""
+    if found > limit:
+        raise HeadTooLarge(
+            f"{what}; the limit is {limit}. Send a smaller head.", field="safetensors", limit=limit
+        )
 
 
 def _check_modules(modules: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from app.context import Limits
 from app.db import resources, tables
 from app.encoders import encoding
 from app.encoders import service as encoders
-from app.errors import Conflict, NotFound, OffsetMismatch, PoolTooLarge, StorageUnavailable
+from app.errors import Conflict, OffsetMismatch, PoolTooLarge, StorageUnavailable
 from app.ops import retention
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, age, create_encoder, files, run, some
 
@@ -89,13 +89,6 @@ def test_of_pieces_of_one_moment_one_is_added(stocked_services):
     assert torch.equal(
         stored(stocked_services), torch.cat([some(10, 3), some(4, 3, seed=won.index(True))])
     )
-
-
-def test_a_piece_for_a_pool_deleted_meanwhile_finds_none(stocked_services, meanwhile):
-    make(stocked_services)
-    meanwhile(lambda: bootstrap.delete_pool(stocked_services, CONTEXT, "pool"))
-    with pytest.raises(NotFound):
-        add(stocked_services, 10, some(5, 3))
 
 
 def test_a_piece_never_reaches_another_pool_of_the_name(stocked_services, meanwhile):

@@ -4,6 +4,7 @@ interruptions.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -166,18 +167,11 @@ def test_too_few_right_pairs_end_the_job_with_what_would_help_and_nothing_is_mad
 def outcome(count: int, right: float, orphans_paired: float = 0.0) -> estimate.Outcome:
     """An outcome of `count` pairs whose estimated share of right pairs is `right`."""
     rows = torch.arange(count)
-    told = estimate.BootstrapEstimate(
-        right=right,
-        agreement=1.0,
-        confirmed=1.0,
-        by_chance=0.0,
-        seeds_confirmed=1.0,
-        orphans_paired=orphans_paired,
-    )
+    told = estimate.BootstrapEstimate(right, 1.0, 1.0, 0.0, 1.0, orphans_paired)
     return estimate.Outcome(torch.stack([rows, rows], dim=1), torch.ones(count), told, [], {})
 
 
-def job_of(seeds: int, size: int | None, least: float) -> SimpleNamespace:
+def job_of(seeds: int, size: int | None = None, least: float = 0.5) -> SimpleNamespace:
     """A running job with so many seeds, and pools of 100 items."""
     return SimpleNamespace(
         seeds=range(seeds),
@@ -198,23 +192,22 @@ def job_of(seeds: int, size: int | None, least: float) -> SimpleNamespace:
         (1, 1.0, None, 0.0, False),  # no anchor set
     ],
 )
-@pytest.mark.parametrize(("seeds", "more"), [(0, 5), (97, 3)])  # no more than there are
 def test_an_estimate_of_a_few_pairs_counts_only_for_who_wants_no_more(
-    count, right, size, least, believed, seeds, more
+    count, right, size, least, believed
 ):
-    given = job_of(seeds, size, least)
-    if believed:
-        running._require_quality(given, outcome(count, right), {})
-        return
+    with nullcontext() if believed else pytest.raises(SeedsInsufficient):
+        running._require_quality(job_of(0, size, least), outcome(count, right), {})
+
+
+@pytest.mark.parametrize(
+    ("seeds", "orphans_paired", "more"),
+    [(0, 0.0, 5), (97, 0.0, 3), (15, 0.26, 0)],
+    ids=["none given", "no more than there are", "only strangers lower the estimate"],
+)
+def test_a_refusal_says_how_many_more_seeds_would_help(seeds, orphans_paired, more):
     with pytest.raises(SeedsInsufficient) as caught:
-        running._require_quality(given, outcome(count, right), {})
+        running._require_quality(job_of(seeds), outcome(20, 0.4, orphans_paired), {})
     assert caught.value.members()["more_seeds"] == more
-
-
-def test_where_only_strangers_lower_the_estimate_no_more_seeds_are_asked_for():
-    with pytest.raises(SeedsInsufficient, match="26% of the items that lost") as caught:
-        running._require_quality(job_of(15, None, 0.5), outcome(20, 0.4, orphans_paired=0.26), {})
-    assert caught.value.members()["more_seeds"] == 0
 
 
 def test_a_name_taken_meanwhile_ends_the_job_before_it_computes(quick, mixed, monkeypatch):

@@ -203,28 +203,19 @@ class AlignmentSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class MadePairs:
-    """Pairs of a row of x and a place in the space of y, where no row of y needs to be.
-
-    rows        (p,) rows of x, ascending
-    directions  (p, d_y) unit rows: the direction of the mean of the nearest rows of y
-    """
-
-    rows: Int64[Tensor, " p"]
-    directions: Float32[Tensor, "p dy"]
-
-
-@dataclass(frozen=True, eq=False)
 class Alignment:
     """The result of an alignment.
 
-    rotation  an orthogonal map of centred unit rows; of pools above MAX_ALIGNED_DIMENSIONS, of
-              their unit rows along the leading directions
+    rotation    an orthogonal map of centred unit rows; of pools above MAX_ALIGNED_DIMENSIONS, of
+                their unit rows along the leading directions
+    rows        (p,) rows of x, ascending, which pairs join with a place in the space of y
+    directions  (p, d_y) unit rows, those places: each that of the mean of nearest rows of y
     """
 
     rotation: Float32[Tensor, "rx ry"]
     estimate: AlignmentEstimate
-    made: MadePairs
+    rows: Int64[Tensor, " p"]
+    directions: Float32[Tensor, "p dy"]
     attempts: int
 
 
@@ -262,9 +253,9 @@ def align_pools(
     progress.done = progress.total - LAST_STEPS
     rotation = refine(x, y, orthogonal(mean), FINAL_STAGE, seed=0, beat=beat)
     progress.step()
-    made = _make_pairs(x, y, whole, rotation, settings, beat)
+    pairs = _make_pairs(x, y, whole, rotation, settings, beat)
     progress.step()
-    return Alignment(rotation, best, made, len(maps))
+    return Alignment(rotation, best, *pairs, len(maps))
 
 
 def _attempt(
@@ -295,8 +286,8 @@ def _make_pairs(
     rotation: Float32[Tensor, "rx ry"],
     settings: AlignmentSettings,
     beat: Beat,
-) -> MadePairs:
-    """Pairs of random rows of x.
+) -> tuple[Int64[Tensor, " p"], Float32[Tensor, "p dy"]]:
+    """Random rows of x, and the places that pairs join them with.
 
     whole  y in all its dimensions
     """
@@ -305,7 +296,7 @@ def _make_pairs(
     rows = order.sort().values.to(x.device)
     mapped = normalize(x[rows] @ rotation)
     nearest, _ = neighbours(mapped, y, MADE_NEIGHBOURS, beat=beat)
-    return MadePairs(rows, normalize(mean_rows(whole, nearest)))
+    return rows, normalize(mean_rows(whole, nearest))
 
 
 def _half(side: Float32[Tensor, "n d"], which: int, *, seed: int) -> Float32[Tensor, "h d"]:

@@ -90,11 +90,6 @@ class Pools:
     x: Float32[Tensor, "n dx"]
     y: Float32[Tensor, "m dy"]
 
-    @property
-    def device(self) -> torch.device:
-        """The device of both pools."""
-        return self.x.device
-
 
 def fit_pools(
     source: Float[Tensor, "n dx"], target: Float[Tensor, "m dy"], *, beat: Beat = no_beat

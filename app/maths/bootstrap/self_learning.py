@@ -130,10 +130,10 @@ def learn(
     known = seed_tensor(seeds)
     rows = draw_rows(len(pools.x), settings.rows, known[:, 0], settings.seed)
     known[:, 0] = torch.searchsorted(rows, known[:, 0].contiguous())
-    some = None if len(rows) == len(pools.x) else rows.to(pools.device)
+    some = None if len(rows) == len(pools.x) else rows.to(pools.x.device)
     beat = progress.beat
     x, y = principal_directions(pools.x, some, beat=beat), principal_directions(pools.y, beat=beat)
-    known, is_smaller = known.to(pools.device), len(pools.x) < len(pools.y)
+    known, is_smaller = known.to(pools.x.device), len(pools.x) < len(pools.y)
     sides = _Sides(y, x, known.flip(1)) if is_smaller else _Sides(x, y, known)
     outcome = _learn(sides, settings, state, progress)
     progress.end()

@@ -36,10 +36,9 @@ def test_pools_that_share_no_item_are_aligned():
     assert 0 <= found.estimate.mean_rank_share < 0.05
     right = normalize(x @ truth)
     assert float((normalize(x @ found.rotation) * right).sum(dim=1).mean()) > 0.95
-    made = found.made
-    assert (len(made.rows), made.directions.shape) == (500, (500, 10))
-    assert made.rows.tolist() == sorted(set(made.rows.tolist()))
-    assert float((made.directions * right[made.rows]).sum(dim=1).mean()) > 0.95
+    assert (len(found.rows), found.directions.shape) == (500, (500, 10))
+    assert found.rows.tolist() == sorted(set(found.rows.tolist()))
+    assert float((found.directions * right[found.rows]).sum(dim=1).mean()) > 0.95
     assert [step.done for step in steps] == sorted(step.done for step in steps)
 
 
@@ -72,11 +71,10 @@ def test_wide_pools_are_reduced_and_the_made_pairs_have_all_dimensions(monkeypat
     monkeypatch.setattr(alignment, "MAX_ALIGNED_DIMENSIONS", 13)
     found = align_pools(wide_x, wide_y, settings=SETTINGS)
     assert max(found.rotation.shape) <= 13
-    made = found.made
-    assert made.directions.shape == (500, 14)
+    assert found.directions.shape == (500, 14)
     # Each is a mean of rows of y, so the dimensions without variance stay empty.
-    assert not made.directions[:, :4].any()
-    assert torch.allclose(made.directions.norm(dim=1), torch.ones(500), atol=1e-5)
+    assert not found.directions[:, :4].any()
+    assert torch.allclose(found.directions.norm(dim=1), torch.ones(500), atol=1e-5)
 
 
 # the orthogonal map and its refinement
