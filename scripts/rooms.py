@@ -60,8 +60,6 @@ ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.item
 OVER = {
     "app": 1_748,
     "app/encoders": 3_033,
-    "app/heads": 958,
-    "app/maths": 6_837,
     "app/openai": 583,
     "app/stores": 7_130,
 }
