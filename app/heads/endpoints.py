@@ -34,6 +34,7 @@ def describe(row: tables.HeadRow) -> Head:
         outputs=row.outputs,
         classes=row.classes,
         output=None if row.classes else {"kind": "numbers"},
+        probabilities=not row.settings["softmax"],
         created_at=row.created_at,
         **row.settings,
     )

@@ -30,7 +30,7 @@ from app.types import repeated_positions
 Head = LinearHead | OnnxHead
 
 #: the fields of a new head that its row keeps as they are
-SETTINGS = {"architecture", "file", "probabilities", "scale", "encode_power", "ridge"}
+SETTINGS = {"architecture", "file", "scale", "encode_power", "ridge"}
 
 
 def create_head(services: Services, context: RequestContext, new: NewHead) -> tables.HeadRow:
@@ -96,7 +96,7 @@ def _build_row(session: Session, project: str, new: NewHead) -> tables.HeadRow:
         classes=list(new.classes or ()),
         encoder=None,
         anchor_set=None,
-        settings=new.model_dump(include=SETTINGS),
+        settings={"softmax": not new.probabilities, **new.model_dump(include=SETTINGS)},
     )
     with session.no_autoflush:
         if new.encoder is not None:
@@ -278,6 +278,6 @@ def _predict(services: Services, head: tables.HeadRow, vectors: Tensor) -> Tenso
     if scale is not None:
         vectors = normalize(vectors.double(), dim=1).mul(scale).float()
     values = load_head(services, head).run(vectors)
-    if head.classes and not head.settings["probabilities"]:
+    if head.classes and head.settings["softmax"]:
         return torch.softmax(values.double(), dim=1).float()
     return values

@@ -16,10 +16,7 @@ from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import ROWS_PER_STEP
 from app.translate import maps
 from app.translate.maps import ServedMap
-
-
-def normal(seed, *shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from tests.maths.clouds import normal
 
 
 def translator(dx=8, dy=6, name="ridge", **options):

@@ -126,10 +126,8 @@ def test_blocks_change_nothing(vectors, judged, monkeypatch):
                 *("native-cascade", "native-fuse", "translate", "re-embed"),
             ],
         ),
-        (("new_documents",), ["keep", "bridge", "cascade", "fuse", "translate"]),
         (("old_queries",), ["bridge", "cascade", "native-cascade", "translate", "re-embed"]),
         (("new_queries", "bridged_queries"), ["keep"]),
-        (("old_documents", "translated_documents"), ["re-embed"]),
     ],
 )
 def test_only_options_whose_vectors_are_there_are_measured(vectors, judged, missing, left):
