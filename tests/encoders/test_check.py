@@ -1,20 +1,21 @@
-"""The check of encoders by their anchors: equal ones are silent, changed ones are found."""
+"""The check of encoders: by their anchors, by their files, and by vectors of a client."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lancedb
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from app.db import tables
 from app.encoders.check import check_all
-from app.main import create_app
+from app.encoders.models.torchvision_ops import make_importable
 from app.settings import Settings
 from app.wiring import make_services
 from tests.encoders.models.remote.endpoints import FakeEndpoint, expected_vectors
@@ -22,8 +23,11 @@ from tests.stores.cases.base import Rows
 from tests.stores.cases.lancedb import LancedbCase
 from tests.waiting import until
 
-TEXTS = [f"{verb} the {thing}" for verb in "abcdefgh" for thing in ("hello", "world", "of", "it")]
-TEXTS += [f"{verb} number" for verb in "abcdefgh"]
+TEXTS = [
+    f"{verb} the {thing}"
+    for verb in "abcdefgh"
+    for thing in ["hello", "world", "number", "of", "it"]
+]
 CASE = LancedbCase()
 ANCHORS = 80
 
@@ -36,41 +40,31 @@ def rows_of(texts: list[str], dim: int = 24) -> np.ndarray:
 class Watched:
     """A service with the encoder `ada` of an endpoint, and the set `faq` of ada and `own`."""
 
-    def __init__(self, folder: Path, endpoint: FakeEndpoint) -> None:
-        self.endpoint = endpoint
-        self.url = endpoint.url
-        stores = {"main": str(folder / "lance")}
-        self.settings = Settings(data_dir=folder / "data", remote_urls=endpoint.url, stores=stores)
+    def __init__(self, client: TestClient, settings: Settings, endpoint: FakeEndpoint) -> None:
+        self.client, self.settings, self.endpoint = client, settings, endpoint
+        self.services = client.app.state.services  # type: ignore[attr-defined]
         self.texts = [f"{text} {number}" for number in range(2) for text in TEXTS]
-        self.client = TestClient(
-            create_app(self.settings), base_url="http://127.0.0.1", raise_server_exceptions=False
-        )
-
-    @property
-    def services(self) -> Any:
-        return self.client.app.state.services  # type: ignore[attr-defined]
-
-    def fill(self) -> None:
-        ada = {"kind": "openai", "model": "truth", "options": {"url": self.url}}
-        self.post("/encoders", 201, name="ada", **ada)
+        self.register("ada")
         self.post("/encoders", 201, name="own", dim=6)
-        own = {"own": np.random.default_rng(0).normal(size=(ANCHORS, 6)).tolist()}
-        body = {"inputs": self.texts, "encoders": ["ada"], "embeddings": own}
-        self.post("/anchor-sets", 201, name="faq", **body)
+        own = np.random.default_rng(0).normal(size=(ANCHORS, 6)).tolist()
+        filled = {"inputs": self.texts, "encoders": ["ada"], "embeddings": {"own": own}}
+        self.post("/anchor-sets", 201, name="faq", **filled)
+
+    def register(self, name: str, **options: Any) -> None:
+        options["url"] = self.endpoint.url
+        self.post("/encoders", 201, name=name, kind="openai", model="truth", options=options)
 
     def post(self, path: str, status: int = 200, **body: Any) -> Any:
         answer = self.client.post(path, json=body)
         assert answer.status_code == status, answer.text
         return answer.json()
 
-    def watch(self) -> dict[str, Any]:
-        """What the daily check finds about `ada`."""
-        check_all(self.services)
-        found: dict[str, Any] = self.client.get("/encoders/ada").json()["last_check"]
+    def last_check(self, name: str = "ada") -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(f"/encoders/{name}").json()["last_check"]
         return found
 
-    def check(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.post("/encoders/ada/check")
+    def check(self, name: str = "ada") -> dict[str, Any]:
+        found: dict[str, Any] = self.post(f"/encoders/{name}/check")
         return found
 
     def tomorrow(self) -> None:
@@ -86,40 +80,29 @@ class Watched:
             stored,
             [{"text": text, "number": row} for row, text in enumerate(self.texts)],
         )
-        place = CASE.fill(Path(self.settings.data_dir).parent, rows)
+        place = CASE.fill(Path(self.settings.data_dir), rows)
         named = {"kind": place.kind, "collection": place.collection, "address": "main"}
         fields = {"vector_field": place.vector_field, "text_field": "text"}
         self.post("/stores", 201, name="docs", encoder="ada", **named, **fields)
 
 
 @pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
-    with FakeEndpoint() as server:
-        yield server
+def watched(serve: Callable[..., TestClient], data_dir: Path, endpoint: FakeEndpoint) -> Watched:
+    places = {"remote_urls": endpoint.url, "stores": {"main": str(data_dir / "lance")}}
+    return Watched(serve(**places), Settings(data_dir=data_dir, **places), endpoint)
 
 
-@pytest.fixture
-def watched(tmp_path: Path, migrated_sqlite: Path, endpoint: FakeEndpoint) -> Iterator[Watched]:
-    (tmp_path / "data").mkdir()
-    shutil.copy(migrated_sqlite, tmp_path / "data" / "anchorage.db")
-    made = Watched(tmp_path, endpoint)
-    with made.client:
-        made.fill()
-        yield made
-
-
-@pytest.mark.parametrize("moved", [0.0, 0.01])
 def test_an_endpoint_that_moves_by_one_percent_is_found_and_an_equal_one_is_silent(
-    watched: Watched, moved: float
+    watched: Watched,
 ) -> None:
-    assert watched.watch()["result"] == "unchanged"
-    watched.tomorrow()
-    watched.endpoint.moved = moved
-    found = watched.watch()
-    assert found["result"] == ("moved" if moved else "unchanged"), found
-    assert found["anchor_set"] == "faq"
-    assert (found["max_deviation"] == pytest.approx(moved, rel=0.01)) or not moved
-    assert bool(found["recommendations"]) == bool(moved)
+    for moved, result in ((0.0, "unchanged"), (0.01, "moved")):
+        watched.endpoint.moved = moved
+        check_all(watched.services)
+        found = watched.last_check()
+        assert (found["result"], found["anchor_set"]) == (result, "faq"), found
+        assert found["max_deviation"] == pytest.approx(moved, rel=0.01, abs=1e-5)
+        assert bool(found["recommendations"]) == bool(moved)
+        watched.tomorrow()
     watched.endpoint.moved = 0.0
     assert watched.check()["result"] == "unchanged"  # the old model is back
 
@@ -169,14 +152,13 @@ def test_at_most_fifty_inputs_a_day_over_workers_and_restarts(watched: Watched) 
 
 
 def test_an_endpoint_that_is_away_is_no_finding_and_clears_none(watched: Watched) -> None:
-    watched.endpoint.refusals = [(400, {}, {})] * 9
+    watched.endpoint.refusals = [(400, {}, {})]
     assert watched.check()["result"] == "unchecked"
-    watched.endpoint.refusals = []
     watched.endpoint.moved = 0.01
     assert watched.check()["result"] == "moved"
-    watched.endpoint.refusals = [(400, {}, {})] * 9
+    watched.endpoint.refusals = [(400, {}, {})]
     assert watched.check()["result"] == "unchecked"
-    assert watched.client.get("/encoders/ada").json()["last_check"]["result"] == "moved"
+    assert watched.last_check()["result"] == "moved"
 
 
 def test_another_name_of_the_endpoints_model_is_found_without_anchors(watched: Watched) -> None:
@@ -204,30 +186,35 @@ def test_a_changed_encoder_warns_searches_and_stores_nothing(watched: Watched) -
     assert put.json()["code"] == "encoder-changed"
 
 
-# --- anchors of a store ---------------------------------------------------------------------------
+# Anchors of a store
 
 
 @pytest.fixture
-def of_store(watched: Watched, tmp_path: Path) -> Watched:
-    """The set `rows` of a store with half-precision vectors of unit length, by ada and ada-2."""
+def of_store(watched: Watched, finished: Callable[..., dict[str, Any]]) -> Watched:
+    """The set `rows` of a store with half-precision vectors of unit length, by ada and `small`."""
     stored = rows_of(watched.texts)
     stored /= np.linalg.norm(stored, axis=1, keepdims=True)
     watched.connect_store(stored.astype("float16").astype("float32"))
-    made = {"kind": "openai", "model": "truth", "options": {"url": watched.url, "dim": 12}}
-    watched.post("/encoders", 201, name="small", **made)
+    watched.register("small", dim=12)
     body = {"name": "rows", "store": "docs", "encoders": ["small"], "size": 60}
-    job = f"/jobs/{watched.post('/anchor-sets', 202, **body)['id']}"
-    until(lambda: watched.client.get(job).json()["state"] == "succeeded")
+    job = watched.post("/anchor-sets", 202, **body)
+    assert finished(watched.client, job["id"])["state"] == "succeeded"
     watched.client.delete("/anchor-sets/faq")
     return watched
 
 
-@pytest.mark.parametrize("moved", [0.0, 0.01])
-def test_texts_are_read_from_the_store_again(of_store: Watched, moved: float) -> None:
-    of_store.endpoint.moved = moved
-    found = of_store.post("/encoders/small/check")
-    assert found["result"] == ("moved" if moved else "unchanged"), found
-    assert (found["anchor_set"], 40 <= found["inputs"] <= 50) == ("rows", True)
+def test_texts_are_read_from_the_store_again_except_for_edited_rows(
+    of_store: Watched, data_dir: Path
+) -> None:
+    found = of_store.check("small")
+    assert (found["result"], found["anchor_set"]) == ("unchanged", "rows"), found
+    assert 40 <= found["inputs"] <= 50
+    table = lancedb.connect(str(data_dir / "lance")).open_table("items")
+    table.update(values={"text": "edited"}, where="text NOT LIKE 'a%'")
+    found = of_store.check("small")
+    assert (found["result"], 0 < found["inputs"] < 40) == ("unchanged", True), found
+    of_store.endpoint.moved = 0.01
+    assert of_store.check("small")["result"] == "moved"
 
 
 def test_texts_reach_no_other_endpoint_unless_the_operator_allows_it(
@@ -237,62 +224,135 @@ def test_texts_reach_no_other_endpoint_unless_the_operator_allows_it(
     assert of_store.check()["result"] == "unchecked"
     assert len(of_store.endpoint.texts) == before + 1  # the text that loading the model embeds
     entry = of_store.settings.stores["main"].model_copy(update={"remote_texts": True})
-    allowed = of_store.settings.model_copy(update={"stores": {"main": entry}})
-    services = make_services(allowed)
+    services = make_services(of_store.settings.model_copy(update={"stores": {"main": entry}}))
     try:
         check_all(services)
     finally:
         services.close()
-    found = of_store.client.get("/encoders/ada").json()["last_check"]
+    found = of_store.last_check()
     assert found["result"] == "unchanged", found  # halved and scaled, as the store holds them
 
 
-def test_rows_that_were_edited_are_left_out(of_store: Watched, tmp_path: Path) -> None:
-    import lancedb
-
-    table = lancedb.connect(str(tmp_path / "lance")).open_table(
-        of_store.client.get("/stores/docs").json()["collection"]
-    )
-    table.update(values={"text": "edited"}, where="text NOT LIKE 'a%'")
-    found = of_store.post("/encoders/small/check")
-    assert (found["result"], 0 < found["inputs"] < 40) == ("unchanged", True), found
-
-
-def test_a_set_that_cannot_be_read_hides_no_other(of_store: Watched, tmp_path: Path) -> None:
+def test_a_set_that_cannot_be_read_hides_no_other(of_store: Watched, data_dir: Path) -> None:
     small = rows_of(of_store.texts, 12)
     body = {"inputs": of_store.texts, "encoders": [], "embeddings": {"small": small.tolist()}}
     of_store.post("/anchor-sets", 201, name="sent", **body)
-    shutil.move(tmp_path / "lance", tmp_path / "away")
-    found = of_store.post("/encoders/small/check")
+    shutil.move(data_dir / "lance", data_dir / "away")
+    found = of_store.check("small")
     assert (found["result"], found["anchor_set"]) == ("unchanged", "sent"), found
 
 
-# --- models in files ------------------------------------------------------------------------------
+# Models in files
 
 
-def test_a_model_whose_file_is_overwritten_is_found_and_the_loaded_one_stays_as_it_was(
-    tmp_path: Path, models: Path, complaint: Callable[..., Any]
-) -> None:
-    file = shutil.copytree(models / "toy", tmp_path / "models" / "toy") / "model.safetensors"
-    settings = Settings(data_dir=tmp_path / "data", models_dir=tmp_path / "models")
-    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
-        made = {"name": "toy", "kind": "sentence-transformers", "model": "toy"}
-        assert client.post("/encoders", json=made).status_code == 201
-        body = {"name": "faq", "inputs": TEXTS, "encoders": ["toy"]}
-        assert client.post("/anchor-sets", json=body).status_code == 201
-        assert client.post("/encoders/toy/check").json()["result"] == "unchanged"
+def test_changed_files_are_found_without_embedding_and_change_no_loaded_weights(
+    serve, tmp_path, models, complaint
+):
+    shutil.copytree(models / "toy", tmp_path / "models" / "toy")
+    client, file = serve(models_dir=tmp_path / "models"), tmp_path / "models/toy/model.safetensors"
+    made = {"name": "toy", "kind": "sentence-transformers", "model": "toy"}
+    assert client.post("/encoders", json=made).status_code == 201
+    body = {"name": "faq", "inputs": TEXTS, "encoders": ["toy"]}
+    assert client.post("/anchor-sets", json=body).status_code == 201
+    assert client.post("/encoders/toy/check").json()["result"] == "unchanged"
 
-        def embed() -> Any:
-            return client.post("/v1/embeddings", json={"model": "toy", "input": "a"}).json()["data"]
+    def embed():
+        answer = client.post("/v1/embeddings", json={"model": "toy", "input": "a"})
+        return answer.json()["data"][0]["embedding"]
 
-        before, original = embed(), file.read_bytes()
-        with file.open("r+b") as opened:
-            opened.seek(len(original) // 2)  # beyond the header
-            opened.write(bytes(len(original) // 2))
-        assert embed() == before
-        found = client.post("/encoders/toy/check").json()
-        assert (found["result"], found["inputs"]) == ("replaced", 0)
-        answer = client.post("/anchor-sets", json={**body, "name": "x"})
-        assert complaint(answer) == (409, "encoder-changed")
-        file.write_bytes(original)
-        assert client.post("/encoders/toy/check").json()["result"] == "unchanged"
+    before, original = embed(), file.read_bytes()
+    with file.open("r+b") as opened:  # in place, beyond the header
+        opened.seek(len(original) // 2)
+        opened.write(bytes(len(original) // 2))
+    assert embed() == before  # the old model is still in memory
+    found = client.post("/encoders/toy/check").json()
+    assert (found["result"], found["inputs"]) == ("replaced", 0)
+    assert complaint(client.post("/anchor-sets", json=body)) == (409, "encoder-changed")
+    file.write_bytes(original)
+    assert client.post("/encoders/toy/check").json()["result"] == "unchanged"
+
+
+# Vectors of a client
+
+
+@pytest.fixture
+def compare(encoding):
+    """POST /check of these vectors, for the packaged encoder."""
+
+    def ask(inputs, vectors):
+        body = {"inputs": inputs, "vectors": np.asarray(vectors, dtype=float).tolist()}
+        answer = encoding.http.post("/encoders/minilm/check", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def library():
+    """The client's own copy of minilm."""
+    make_importable()
+    from sentence_transformers import SentenceTransformer
+
+    from tests.encoders.models.sentence_models import PACKAGED
+
+    return SentenceTransformer(str(PACKAGED), device="cpu")
+
+
+def pooled(model, texts, mode):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+    modules = [model[0], Pooling(384, pooling_mode=mode), Normalize()]
+    return SentenceTransformer(modules=modules, device="cpu").encode(texts)
+
+
+#: cause -> what the detail says, and the client's vectors
+CAUSES = {
+    "normalisation": ("lengths", lambda model, texts: model.encode(texts) * 3.7),
+    "prompt": (
+        "'query: '",
+        lambda model, texts: model.encode([f"query: {each}" for each in texts]),
+    ),
+    "pooling": ("cls pooling", lambda model, texts: pooled(model, texts, "cls")),
+    "unknown": ("deviation is ", lambda model, texts: model.encode(texts[::-1])),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_difference_is_explained_by_its_cause(compare, encoding, library, cause):
+    texts, (says, make) = encoding.texts[:12], CAUSES[cause]
+    found = compare(texts, make(library, texts))
+    assert (found["result"], found["likely_cause"]) == ("different", cause), found
+    assert says in found["detail"].lower()
+
+
+def test_vectors_in_half_precision_are_equal(compare, encoding, library):
+    own = library.encode(encoding.texts)
+    halved = own * (1 + 2**-8 * np.where(np.indices(own.shape)[1] % 2, 1, -1))
+    found = compare(encoding.texts, halved)
+    assert (found["result"], found["likely_cause"]) == ("unchanged", None), found
+    assert 1e-4 < found["max_deviation"] < 1e-2 < found["mean_cosine"]
+
+
+@pytest.mark.parametrize("value", [0.0, 1e30])
+def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(compare, value):
+    assert compare(["a card"], [[value] * 384])["result"] == "different"
+
+
+@pytest.mark.parametrize(
+    ("encoder", "change", "status", "code", "field"),
+    [
+        ("unknown", {}, 404, "encoder-not-found", "name"),
+        ("own", {}, 422, "encoder-needs-vectors", "name"),
+        ("minilm", {"inputs": ["a", "b"]}, 422, "dimension-mismatch", "vectors"),
+        ("minilm", {"vectors": [[0.5] * 256]}, 422, "dimension-mismatch", "vectors"),
+        ("minilm", {"inputs": ["a"] * 65}, 413, "too-many-inputs", "inputs"),
+        ("eye", {"inputs": ["text"], "vectors": [[0.5] * 24]}, 422, "invalid-image", "inputs"),
+    ],
+)
+def test_a_wrong_request_is_refused(encoding, encoder, change, status, code, field):
+    body = {"inputs": ["a"], "vectors": [[0.5] * 384], **change}
+    answer = encoding.http.post(f"/encoders/{encoder}/check", json=body)
+    found = answer.status_code, answer.json()["code"], answer.json()["field"]
+    assert found == (status, code, field), answer.text

