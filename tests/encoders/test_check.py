@@ -267,7 +267,8 @@ def test_changed_files_are_found_without_embedding_and_change_no_loaded_weights(
     assert embed() == before  # the old model is still in memory
     found = client.post("/encoders/toy/check").json()
     assert (found["result"], found["inputs"]) == ("replaced", 0)
-    assert complaint(client.post("/anchor-sets", json=body)) == (409, "encoder-changed")
+    answer = client.post("/anchor-sets", json={**body, "name": "x"})
+    assert complaint(answer) == (409, "encoder-changed")
     file.write_bytes(original)
     assert client.post("/encoders/toy/check").json()["result"] == "unchanged"
 

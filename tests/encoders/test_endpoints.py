@@ -23,7 +23,7 @@ def test_every_kind_has_a_loader_options_and_a_place_in_the_api() -> None:
 
 
 TEXT = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
-PATHS = ["../x", "/etc", "a/b/c", "a/..", "a\\b", "~/a", "http://x", "a\n", ""]
+PATHS = ["../x", "/etc", "a\\b", "~/a", "a\n", ""]
 MANY = {f"o{place}": "" for place in range(1_000)}
 URL = {"url": "http://x"}
 #: kind, options, and the field that the error names below `options`
@@ -33,7 +33,7 @@ OPTIONS = [
     ("sentence-transformers", {"dim": 10**30}, ".dim"),
     ("sentence-transformers", {"normalise": 1}, ".normalise"),
     ("sentence-transformers", {"prompts": {"query": "\ud800"}}, ".prompts.query"),
-    ("sentence-transformers", {"prompts": {"passage": "x"}}, ".prompts.passage"),
+    ("sentence-transformers", {"prompts": {"passage": "x"}}, ".prompts.passage.[key]"),
     ("sentence-transformers", {"prompts": MANY}, ""),
     ("sentence-transformers", MANY, ""),
     ("timm", {"prompts": {}}, ".prompts"),

@@ -1,4 +1,4 @@
-"""Deleting encoders."""
+"""Deleting what encoders made."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from sqlalchemy import text
 
 from app.access import queries as access
 from app.anchors import service as anchor_sets
-from app.errors import (
-    NotFound,
-)
+from app.errors import NotFound
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT
 
 

@@ -182,11 +182,6 @@ def correct_body(count: int) -> bytes:
     return json.dumps({"data": data, "model": "m"}).encode()
 
 
-def http_response(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
-
-
 def send_bytes(content: bytes) -> Behaviour:
     def behave(handler: Handler) -> None:
         handler.body()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 import ssl
 import subprocess
@@ -24,10 +23,8 @@ from tests.encoders.models.remote.endpoints import (
     Behaviour,
     FakeEndpoint,
     Handler,
-    correct_body,
     embed,
     expected_vectors,
-    http_response,
     load,
     load_then_break,
     send_bytes,
@@ -152,15 +149,9 @@ def test_errors_and_logs_never_contain_the_key(endpoint, monkeypatch, caplog, st
 # Broken answers
 
 
-ANSWERS = {
-    "nothing": b"",
-    "no HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
-    "closed midway": HEAD + b"Content-Length: 5000\r\n\r\n{",
-    "gzip": http_response(gzip.compress(correct_body(2)), "Content-Encoding: gzip"),
-}
-
-
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+@pytest.mark.parametrize(
+    "answer", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", HEAD + b"Content-Length: 5000\r\n\r\n{"]
+)
 def test_an_invalid_response_fails(endpoint, answer):
     model = load_then_break(endpoint, send_bytes(answer))
     with pytest.raises(EncoderFailed, match="endpoint"):
