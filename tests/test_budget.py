@@ -32,7 +32,7 @@ def test_every_file_of_the_product_is_in_a_room() -> None:
         # the budgets are 44,000, 32,000 and 11,000 once `OVER` is empty
         (("app", "workers"), 44_000),
         (("tests", "clients/python/tests"), 34_300),
-        (("benchmarks", "research"), 11_110),
+        (("benchmarks", "research"), 11_000),
     ],
 )
 def test_the_code_has_no_more_lines_than_its_budget(folders: tuple[str, ...], most: int) -> None:

@@ -13,7 +13,6 @@ from jaxtyping import Float, Float32
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from app.errors import HeadTooLarge, InvalidHead
 
@@ -42,7 +41,7 @@ MODULES: dict[str, type[nn.Module]] = {
 
 @dataclass(eq=False)
 class LinearHead:
-    """A head in float32. `make_head` checks and builds it.
+    """A head of float32 numbers, which computes in float64. `make_head` checks and builds it.
 
     widest  numbers of its widest layer
     """
@@ -54,21 +53,18 @@ class LinearHead:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors().values())
+        return sum(tensor.nbytes for tensor in self.model.state_dict().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.model.state_dict()
+        return {name: tensor.float() for name, tensor in self.model.state_dict().items()}
 
     @torch.no_grad()
     def run(self, vectors: Float32[Tensor, "n d"]) -> Float32[Tensor, "n m"]:
         """Return outputs (n, m), computed in float64 in pieces of rows, so that no product of
         float32 overflows.
         """
-        wide = {name: tensor.double() for name, tensor in self.tensors().items()}
-        pieces = torch.split(vectors.double(), max(1, PIECE_NUMBERS // self.widest))
-        return clamp_to_float32(
-            torch.cat([functional_call(self.model, wide, (piece,)) for piece in pieces])
-        )
+        pieces = torch.split(vectors, max(1, PIECE_NUMBERS // self.widest))
+        return clamp_to_float32(torch.cat([self.model(piece.double()) for piece in pieces]))
 
 
 def clamp_to_float32(values: Float[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
@@ -127,7 +123,7 @@ def make_head(
         width, widest = outputs, max(widest, outputs)
     model = built[0] if architecture is None else nn.Sequential(*built)
     model.load_state_dict(state, assign=True)
-    return LinearHead(model.eval(), dim, width, widest)
+    return LinearHead(model.double().eval(), dim, width, widest)
 
 
 def read_tensors(data: bytes) -> dict[str, Tensor]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import nn
 
-from app.errors import AnchorageError, HeadTooLarge, InvalidHead
+from app.errors import HeadTooLarge, InvalidHead
 from app.heads import linear
 from app.heads.linear import LinearHead, make_head, read_tensors
 
@@ -110,6 +109,14 @@ def test_outputs_do_not_depend_on_the_pieces(monkeypatch):
     torch.testing.assert_close(head.run(vectors), once, atol=1e-7, rtol=1e-7)
 
 
+def test_threads_run_one_head_at_once():
+    head, vectors = read(file(simple()), SIMPLE, dim=4), torch.randn(64, 4)
+    expected = head.run(vectors)
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(head.run, [vectors] * 200):
+            assert torch.equal(found, expected)
+
+
 def test_overflow_is_an_error_that_names_its_rows():
     network = nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(9)])
     for tensor in network.state_dict().values():
@@ -193,20 +200,8 @@ def test_a_pickle_is_never_opened(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-FILE = file(simple())
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, len(FILE) - 1), st.integers(0, 255)), min_size=1, max_size=8),
-    st.integers(0, len(FILE)),
-)
-@settings(max_examples=60, deadline=None)
-def test_a_file_with_wrong_bytes_is_read_or_rejected(changes, cut):
-    data = bytearray(FILE)
-    for place, byte in changes:
-        data[place] = byte
-    for damaged in (bytes(data), FILE[:cut]):
-        try:
-            read(damaged, SIMPLE, dim=4).run(torch.ones(2, 4))
-        except AnchorageError as error:
-            assert error.field in ("safetensors", "head")  # noqa: PT017  # most files raise, some do not
+def test_a_file_that_is_cut_or_damaged_is_rejected():
+    data = file(simple())
+    for wrong in (b"", data[:7], data[:100], data[:-1], b"\xff" * 8 + data[8:], b"\0" + data):
+        with pytest.raises(InvalidHead, match="not a safetensors file"):
+            read_tensors(wrong)

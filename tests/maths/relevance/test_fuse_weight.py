@@ -18,6 +18,7 @@ def test_the_best_weight_wins_and_equal_means_take_the_smaller_one():
     assert choose_weight(values)[0] == 1
     assert choose_weight(torch.ones(6, 4, dtype=torch.float64))[0] == 0
     assert choose_weight(torch.ones(6, 4, dtype=torch.float64), usual=2)[0] == 2
+    assert choose_weight(normal(1, 1, 3)) is None  # a single query leaves no other
 
 
 def test_the_choice_for_a_query_never_sees_its_own_value():
@@ -28,10 +29,6 @@ def test_the_choice_for_a_query_never_sees_its_own_value():
             changed = values.clone()
             changed[query] = normal(99, 5) * 1000
             assert choose_weight(changed)[1][query] == chosen[query]
-
-
-def test_a_single_query_leaves_no_choice():
-    assert choose_weight(normal(1, 1, 3)) is None
 
 
 def test_the_default_weight_grows_with_the_fidelity_and_stays_small():
