@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from app.stores.port import StoreId, StoreLocation
 from tests.stores.cases.base import Rows, StoreCase
-from tests.torture.pgvector import Alone
+from tests.torture.pgvector import alone
 from tests.torture.service import (
     DIMS,
     SOURCE_DIM,
@@ -56,10 +57,6 @@ class Collection:
         self.location: StoreLocation = case.fill(folder, rows)
         for place, id in enumerate(rows.ids):
             self.journal[id] = (payloads[place], vectors[place])
-
-    def alone(self) -> Alone:
-        """Keep all clients waiting between their writes."""
-        return Alone(self.locks)
 
     def compare(self, translate: Callable[[np.ndarray], np.ndarray], where: str) -> None:
         """Compare all rows with the journal. Nobody writes meanwhile."""
@@ -154,33 +151,23 @@ class Writer(threading.Thread):
             collection.journal[id] = (payload, vector)
 
 
-class Killer(threading.Thread):
-    """Kills workers."""
-
-    def __init__(self, collection: Collection, service: Processes, every_s: float) -> None:
-        super().__init__(name="killer")
-        self._collection, self._service, self._every_s = collection, service, every_s
-        self._random = random.Random(f"{collection.seed} killer")
-
-    def run(self) -> None:
-        while not self._collection.end.wait(self._random.expovariate(1 / self._every_s)):
-            self._service.kill_worker()
-
-
 def torture_collection(
     collection: Collection, service: Service, address: str, *, seconds: float, kills: float
 ) -> None:
     """Move a collection there and back, for about this time."""
-    case = collection.case
+    case, tally, location = collection.case, collection.tally, collection.location
     draw = random.Random(f"{collection.seed} {case.kind} rounds")
     name = f"torture-{case.kind}"
-    location = collection.location
     fields = {"vector_field": location.vector_field, "text_field": location.text_field}
     place = {key: value for key, value in fields.items() if value is not None}
     service.connect(case.kind, address, name, location.collection, **place)
     threads: list[threading.Thread] = [Writer(collection, each) for each in range(CLIENTS)]
+    kill = service.call_and_kill if kills and isinstance(service, Processes) else None
     if isinstance(service, Processes):
-        threads.append(Killer(collection, service, max(4.0, seconds / 12)))
+        every_s = max(4.0, seconds / 12)
+        threads.append(
+            threading.Thread(target=service.keep_killing, args=[collection.end, every_s])
+        )
     for thread in threads:
         thread.start()
     until, owner, number = time.monotonic() + seconds, "first", 0
@@ -188,7 +175,14 @@ def torture_collection(
         while number == 0 or time.monotonic() < until:
             [target] = set(DIMS) - {owner}
             abandon = number % 3 == 2
-            _round(collection, service, name, target, draw, kills, abandon=abandon)
+            rate = max(30, len(collection.journal) / 3)
+            migration = Migration(service, name, target, tally, rows_per_second=rate, batch=20)
+            tally.say(f"{case.kind} to {target}, {len(collection.journal)} rows: run")
+            around = partial(_around, collection, service, migration)
+            migration.tour(draw, kill, around, kills=kills, abandon=abandon, pause_s=1.5)
+            with alone(collection.locks):
+                collection.compare(service.translate, "after each migration")
+                collection.rebase()
             owner = owner if abandon else target
             number += 1
     finally:
@@ -197,39 +191,17 @@ def torture_collection(
             thread.join()
 
 
-def _round(
-    collection: Collection,
-    service: Service,
-    name: str,
-    target: str,
-    draw: random.Random,
-    kills: float,
-    *,
-    abandon: bool,
-) -> None:
-    tally, kind = collection.tally, collection.case.kind
-    rate = max(30, len(collection.journal) / 3)
-    migration = Migration(service, name, target, tally, rows_per_second=rate, batch=20)
-    tally.say(f"{kind} to {target}, {len(collection.journal)} rows: run")
-    migration.step_to("filled")
-    states = ["cut-over", "rolled-back"] + (["abandoned"] if abandon else ["cut-over", "finished"])
-    for place, state in enumerate(states):
-        kill = (kills and state == "finished") or draw.random() < kills
-        within = None
-        if kill and isinstance(service, Processes):
-            within = lambda path: service.call_and_kill(path, draw.uniform(0, 0.3))  # noqa: E731
-        switches = state in ("cut-over", "rolled-back")
-        with collection.alone() if switches else nullcontext():
-            if switches:
-                migration.job("verify" if state == "cut-over" else "sync")
-            migration.step_to(state, within)
-            # Rows that are deleted between a cutover and a rollback are back after it.
-            collection.may_delete = place != 0
-        with collection.alone():
-            collection.compare(service.translate, f"after {state}")
-        tally.count("steps", f"{kind} {state}")
-        tally.say(f"{kind} {state}")
-        time.sleep(draw.uniform(0.3, 1.5))
-    with collection.alone():
-        collection.compare(service.translate, "after each migration")
-        collection.rebase()
+@contextmanager
+def _around(
+    collection: Collection, service: Service, migration: Migration, state: str
+) -> Iterator[None]:
+    """Clients stop while a switch is verified and done. All rows are compared after it."""
+    switches = state in ("cut-over", "rolled-back")
+    with alone(collection.locks) if switches else nullcontext():
+        if switches:
+            migration.job("verify" if state == "cut-over" else "sync")
+        yield
+        # Rows that are deleted between a cutover and a rollback are back after it.
+        collection.may_delete = state != "cut-over"
+    with alone(collection.locks):
+        collection.compare(service.translate, f"after {state}")

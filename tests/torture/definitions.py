@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
 
 import psycopg
 
@@ -32,7 +31,7 @@ KEPT = (
     ),
     ("ALTER TABLE {s}.docs DISABLE TRIGGER touch", "ALTER TABLE {s}.docs ENABLE TRIGGER touch"),
 )
-#: a cutover refuses these until they are undone, or done in the hidden table as well
+#: a switch refuses these until they are undone
 REFUSED = (
     ("ALTER TABLE {s}.docs ADD extra int DEFAULT 7", "ALTER TABLE {s}.docs DROP extra"),
     (
@@ -51,72 +50,39 @@ REFUSED = (
     ("CREATE PUBLICATION {s}_rows FOR TABLE {s}.docs", "DROP PUBLICATION {s}_rows"),
     ("COMMENT ON INDEX {s}.bodies IS 'words'", "COMMENT ON INDEX {s}.bodies IS NULL"),
 )
-#: of these, what cannot be repeated in the hidden table, where names and statements differ
-ONLY_UNDONE = ("CREATE PUBLICATION", "COMMENT ON INDEX", "SET NOT NULL")
-
-
 #: readings of both schemas: a client may alter both between the first and the second
 READINGS = 3
 
 
-class Alterations(threading.Thread):
-    """Alters both tables now and then. `resolve` undoes what a switch refuses."""
+class Alterations:
+    """Alters both tables. `resolve` undoes what a switch refuses."""
 
-    def __init__(self, world: World, every_s: float) -> None:
-        super().__init__(name="alterations")
-        self._world, self._every_s = world, every_s
-        self._random = random.Random(f"{world.seed} alterations")
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._done: list[tuple[str, str]] = []
-        self._undoing = threading.Lock()
-        #: alterations that a switch refuses, which wait for `resolve`; and those that stay
-        self._refused: list[tuple[str, str]] = []
-        self._stay: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
 
-    def run(self) -> None:
-        while not self._world.end.wait(self._random.expovariate(1 / self._every_s)):
-            with self._undoing:
-                self._alter()
-
-    def _alter(self) -> None:
-        draw = self._random
-        if self._done and draw.random() < len(self._done) / len(KEPT):
-            pair = draw.choice(self._done)
-            if self._both(pair[1]):
-                self._done.remove(pair)
-        elif not self._refused and draw.random() < 0.25 and self._hidden():
-            pair = draw.choice([each for each in REFUSED if each not in self._stay])
-            if self._both(pair[0]):
-                self._refused.append(pair)
-        else:
-            pair = draw.choice([each for each in KEPT if each not in self._done])
-            if self._both(pair[0]):
+    def alter(self, draw: random.Random) -> None:
+        with self._lock:
+            pair = draw.choice(KEPT + REFUSED)
+            if pair in self._done:
+                self._undo(pair)
+            elif self._both(pair[0]):
                 self._done.append(pair)
 
-    def _hidden(self) -> str | None:
-        """The name of the table that clients do not see, if a migration has made it."""
-        with self._world.connect() as connection:
-            row = connection.execute(
-                "SELECT 'live.' || relname FROM pg_class "
-                "WHERE relname ~ '^anchorage_[0-9a-f]{8}_(new|old)$'"
-            ).fetchone()
-        return row and row[0]
+    def _undo(self, pair: tuple[str, str]) -> bool:
+        is_undone = self._both(pair[1])
+        if is_undone:
+            self._done.remove(pair)
+        return is_undone
 
     def resolve(self) -> None:
-        """Undo what a switch has refused, or do it in the hidden table as well."""
-        with self._undoing:
-            for pair in list(self._refused):
-                hidden = self._hidden()
-                repeats = not any(each in pair[0] for each in ONLY_UNDONE)
-                if hidden and repeats and self._random.random() < 0.3:
-                    with self._world.connect() as connection:
-                        connection.execute(pair[0].replace("{s}.docs", hidden))
-                    self._stay.add(pair)
-                    self._world.tally.count("alterations", "repeated in the hidden table")
-                else:
-                    while not self._both(pair[1]):
-                        self._world.end.wait(0.1)
-                    self._world.tally.count("alterations", "refused by a switch, and undone")
-                self._refused.remove(pair)
+        """Undo what a switch has refused."""
+        with self._lock:
+            for pair in [each for each in self._done if each in REFUSED]:
+                while not self._undo(pair):
+                    self._world.end.wait(0.1)
+                self._world.tally.count("alterations", "refused by a switch, and undone")
 
     def _both(self, statement: str) -> bool:
         """Alter both tables in one transaction; whether it was possible."""
@@ -155,17 +121,3 @@ def compare_definitions(url: str, tally: Tally, where: str, *, unvalidated: bool
         side = "lost" if (kind, each) in control else "new"
         tally.fault("definitions", f"{where}: {side} {kind} {each}")
     tally.count("definitions compared", where, len(control))
-
-
-def leftovers(url: str) -> Sequence[str]:
-    """Names of ours in the database."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        rows = connection.execute(
-            "SELECT relname FROM pg_class WHERE relname ~ 'anchorage' UNION ALL "
-            "SELECT proname FROM pg_proc WHERE proname ~ 'anchorage' UNION ALL "
-            "SELECT tgname FROM pg_trigger WHERE tgname ~ 'anchorage' UNION ALL "
-            "SELECT conname FROM pg_constraint WHERE conname ~ 'anchorage' UNION ALL "
-            "SELECT typname FROM pg_type WHERE typname ~ 'anchorage' UNION ALL "
-            "SELECT description FROM pg_description WHERE description ~ 'anchorage'"
-        ).fetchall()
-    return [row[0] for row in rows]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,11 @@ class Processes(Service):
             ready[0].start()
             self.workers.append(self.workers.pop(0))
 
+    def keep_killing(self, end: threading.Event, every_s: float) -> None:
+        """Kill workers until the end."""
+        while not end.wait(every_s):
+            self.kill_worker()
+
     def call_and_kill(self, path: str, after_s: float) -> None:
         """POST, kill the API meanwhile, and start it again. The answer, if any, is lost."""
 
@@ -201,10 +208,6 @@ class Migration:
     def path(self) -> str:
         return f"/migrations/{self.id}"
 
-    @property
-    def tag(self) -> str:
-        return str(self.id[:8])
-
     def now(self) -> Any:
         return self._patiently(lambda: self._service.call("GET", self.path))
 
@@ -226,8 +229,9 @@ class Migration:
 
     def _refused(self, step: str, error: Refused) -> None:
         self._tally.count("refused steps", f"{step} {error.code}")
-        if error.code in ("store-changed", "store-unsupported"):
+        if error.code in ("store-changed", "store-unsupported", "below-estimate"):
             self._tally.say(f"{step}: {str(error)[:300]}")
+            self._resolve()
 
     def job(self, action: str) -> None:
         """Start a job and wait for its end, whatever it is."""
@@ -260,7 +264,6 @@ class Migration:
                     self.job("run")
                 elif step == "cutover" and "verify" in now["next"] and not is_verified(now):
                     self.job("verify")
-                    self._explain()
                 elif within is not None:
                     taken, within = within, None
                     taken(f"{self.path}/{step}")
@@ -270,25 +273,34 @@ class Migration:
                 time.sleep(0.3)
             except Refused as error:
                 self._refused(step, error)
-                if error.code in ("store-changed", "store-unsupported", "below-estimate"):
-                    self._resolve()
                 time.sleep(0.3)
-            else:
-                self._resolve_errors()
 
-    def _resolve_errors(self) -> None:
-        if (self.now()["error"] or {}).get("code") in ("store-changed", "store-unsupported"):
-            self._resolve()
+    def tour(
+        self,
+        draw: random.Random,
+        kill: Callable[[str, float], None] | None,
+        around: Callable[[str], AbstractContextManager[None]],
+        *,
+        kills: float,
+        abandon: bool,
+        pause_s: float,
+    ) -> None:
+        """Cut over, roll back, and cut over and finish, or abandon instead.
 
-    def _explain(self) -> None:
-        """Say what a verification refused, and end that."""
-        if is_verified(now := self.now()):
-            return
-        for name, check in now["found"].get("verify", {}).items():
-            if isinstance(check, dict) and check["passed"] is False:
-                self._tally.count("refused steps", f"verify {name}")
-                self._tally.say(f"verify {name}: {check['detail'][:300]}")
-        self._resolve()
+        kill    takes a step, and kills the API within it; kills: the share of such steps
+        around  a context for each step to a state
+        """
+        self.step_to("filled")
+        last = ["abandoned"] if abandon else ["cut-over", "finished"]
+        for state in ("cut-over", "rolled-back", *last):
+            within = None
+            if kill and (state == "finished" or draw.random() < kills):
+                within = partial(kill, after_s=draw.uniform(0.0, 0.3))
+            with around(state):
+                self.step_to(state, within)
+            self._tally.say(state)
+            self._tally.count("steps", state)
+            time.sleep(draw.uniform(0.3, pause_s))
 
 
 def is_verified(migration: Any) -> bool:

@@ -14,7 +14,7 @@ from app.main import create_app
 from app.settings import Settings
 from tests.pgvector_server import PgvectorServer
 from tests.stores.cases.all_cases import CASES
-from tests.torture.attack import make_world, torture_pgvector
+from tests.torture.attack import Attack
 from tests.torture.collections import Collection, torture_collection
 from tests.torture.service import Processes, Service
 from tests.torture.tally import Tally
@@ -45,7 +45,7 @@ class Stage:
         self._server = PgvectorServer()
         self._ending.callback(self._server.close)
         self._server.create()
-        self._world = make_world(self._server, tally, seed=seed, rows=rows)
+        self._attack = Attack(self._server, folder, tally, seed=seed, rows=rows, kills=kills)
         self._collections = {
             kind: Collection(COLLECTIONS[kind], make_folder(folder, kind), tally, seed)
             for kind in kinds
@@ -53,7 +53,7 @@ class Stage:
         }
         addresses = {kind: each.location.url for kind, each in self._collections.items()}
         self._local = addresses.pop("qdrant", "")  # local mode lets one process in
-        addresses["pgvector"] = self._world.url
+        addresses["pgvector"] = self._attack.world.url
         database = make_database(self._server)
         self._service = Processes(
             make_folder(folder, "service"), database, addresses, tally, workers
@@ -76,14 +76,7 @@ class Stage:
     def torture(self, kind: str, seconds: float) -> None:
         """Torture the store of one kind for about this time; at least one whole migration."""
         if kind == "pgvector":
-            torture_pgvector(
-                self._world,
-                self._server,
-                self._folder,
-                self._service,
-                seconds=seconds,
-                kills=self._kills,
-            )
+            self._attack.run(self._service, seconds)
             return
         collection = self._collections[kind]
         if kind == "qdrant":

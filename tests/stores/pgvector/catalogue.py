@@ -54,3 +54,16 @@ def catalogue(connection: Any, schema: str, *, names: bool = False) -> set[tuple
         (kind, each.replace(f"{schema}.", "").replace(f"{schema}_", "")) for kind, each in rows
     )
     return {each for each in renamed if "anchorage_" not in each[1]}
+
+
+def leftovers(connection: Any) -> list[str]:
+    """Return names and comments of ours in the database."""
+    rows = connection.execute(
+        "SELECT relname FROM pg_class WHERE relname ~ 'anchorage' UNION ALL "
+        "SELECT proname FROM pg_proc WHERE proname ~ 'anchorage' UNION ALL "
+        "SELECT tgname FROM pg_trigger WHERE tgname ~ 'anchorage' UNION ALL "
+        "SELECT conname FROM pg_constraint WHERE conname ~ 'anchorage' UNION ALL "
+        "SELECT typname FROM pg_type WHERE typname ~ 'anchorage' UNION ALL "
+        "SELECT description FROM pg_description WHERE description ~ 'anchorage'"
+    ).fetchall()
+    return [row[0] for row in rows]

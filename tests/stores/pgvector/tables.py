@@ -13,6 +13,7 @@ import psycopg
 from app.stores.pgvector import PgvectorStore
 from app.stores.port import Migration, Store, StoreLocation
 from tests.stores.moving import write_all
+from tests.stores.pgvector.catalogue import leftovers
 
 if TYPE_CHECKING:  # it imports torch, and processes that a test kills shall start quickly
     from tests.pgvector_server import PgvectorServer
@@ -96,21 +97,10 @@ class Table:
             store.close()
         self.execute('DROP SCHEMA "{s}" CASCADE')
 
-    def traces(self, tag: str = TAG) -> list[str]:
-        """Names in the catalogue that have the tag."""
-        return [
-            row[0]
-            for row in self.execute(
-                "SELECT relname FROM pg_class WHERE relname LIKE %s AND relnamespace = "
-                "'\"{s}\"'::regnamespace "
-                "UNION SELECT proname FROM pg_proc WHERE proname LIKE %s AND pronamespace = "
-                "'\"{s}\"'::regnamespace UNION SELECT tgname FROM pg_trigger t JOIN pg_class c "
-                "ON c.oid = t.tgrelid WHERE tgname LIKE 'anchorage_capture%%' AND c.relnamespace = "
-                "'\"{s}\"'::regnamespace UNION SELECT conname FROM pg_constraint "
-                "WHERE conname LIKE %s AND connamespace = '\"{s}\"'::regnamespace",
-                [f"%{tag}%"] * 3,
-            )
-        ]
+    def traces(self) -> list[str]:
+        """What a migration has left in the database."""
+        with self.connect() as connection:
+            return leftovers(connection)
 
 
 def sweep(store: Store, migration: Migration, limit: int = 10) -> None:
