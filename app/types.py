@@ -8,9 +8,6 @@ from enum import StrEnum
 #: rates such as 600/minute, separated by ;
 RATE = r"^[1-9][0-9]{0,8}/(second|minute|hour|day)(;[1-9][0-9]{0,8}/(second|minute|hour|day)){0,3}$"
 
-#: longest time for which a rotated key still works
-LONGEST_GRACE_S = 7 * 24 * 3600
-
 
 class EncoderKind(StrEnum):
     #: the client sends the vectors

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,12 +30,8 @@ from app.wiring import make_services
 from tests.waiting import until
 
 ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
-TRANSLATE = {
-    "source": "first",
-    "target": "second",
-    "anchor_set": "items",
-    "vectors": ANCHORS[:1].tolist(),
-}
+PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
+TRANSLATE = {**PAIR, "vectors": ANCHORS[:1].tolist()}
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -55,25 +50,18 @@ def children_of(pid: int) -> list[int]:
 class Several:
     """`anchorage serve --workers 2`, in its own session, as in a terminal."""
 
-    def __init__(self, folder: Path, temporary: Path | None = None, **settings: object) -> None:
+    def __init__(self, folder: Path, temporary: Path, **settings: object) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "server.log"
-        self.temporary = temporary or Path(tempfile.mkdtemp(prefix="anchorage-test-"))
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
-        }
         given = {"data_dir": folder, "port": self.port, **settings}
-        environment = {
-            **clean,
-            **{f"ANCHORAGE_{name.upper()}": str(value) for name, value in given.items()},
-        }
+        ours = {f"ANCHORAGE_{name.upper()}": str(value) for name, value in given.items()}
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli", "serve", "--workers", "2"],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**environment, "TMPDIR": str(self.temporary)},
+                env={**os.environ, **ours, "TMPDIR": str(temporary)},
                 start_new_session=True,
             )
 
@@ -112,23 +100,15 @@ class Several:
             for pid in [*self.children, self.process.pid]:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        shutil.rmtree(self.temporary)
 
 
 @pytest.fixture
 def several(tmp_path: Path, redis_url: str, redis_prefix: str) -> Iterator[Callable[..., Several]]:
     started = []
 
-    def start(temporary: Path | None = None, **settings: object) -> Several:
-        started.append(
-            Several(
-                tmp_path,
-                temporary,
-                redis_url=redis_url,
-                redis_prefix=redis_prefix[:50],
-                **settings,
-            )
-        )
+    def start(temporary: Path, **settings: object) -> Several:
+        redis = {"redis_url": redis_url, "redis_prefix": redis_prefix[:50]}
+        started.append(Several(tmp_path, temporary, **redis, **settings))
         return started[-1]
 
     yield start
@@ -143,26 +123,21 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
     services.db.upgrade()
     key = create_key(services, RequestContext("own"), name="k", scopes=list(Scope))[1]
     services.close()
-    server = several(auth="keys")
+    server = several(tmp_path, auth="keys")
 
     def ask(method: str, path: str, body: object = None) -> httpx2.Response:
         """Asks on a separate connection."""
-        headers = {"Authorization": f"Bearer {key}"}
-        return httpx2.request(
-            method,
-            server.url + path,
-            json=body,
-            headers=headers,
-            trust_env=False,
-            timeout=30,
-        )
+        how = {"headers": {"X-API-Key": key}, "trust_env": False, "timeout": 30}
+        return httpx2.request(method, server.url + path, json=body, **how)
+
+    def make_set(turn: int) -> None:
+        rows = {"first": ANCHORS.tolist(), "second": (ANCHORS[:, :2] + 1000 * turn).tolist()}
+        answer = ask("POST", "/anchor-sets", {"name": "items", "embeddings": rows})
+        assert answer.status_code == 201
 
     def translations() -> float:
         pattern = r'^anchorage_request_seconds_count\{.*route="/translate",status="200".*\} (.+)$'
-        return sum(
-            float(number)
-            for number in re.findall(pattern, ask("GET", "/metrics").text, re.MULTILINE)
-        )
+        return sum(map(float, re.findall(pattern, ask("GET", "/metrics").text, re.MULTILINE)))
 
     children = server.ready()
     for name, dim in (("first", 3), ("second", 2)):
@@ -170,17 +145,12 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
     # Each of them answers, hears of what the other deletes, and counts for both.
     asked = 0
     for turn, pid in enumerate(children):
-        embeddings = {"first": ANCHORS.tolist(), "second": (ANCHORS[:, :2] + 1000 * turn).tolist()}
-        assert (
-            ask("POST", "/anchor-sets", {"name": "items", "embeddings": embeddings}).status_code
-            == 201
-        )
+        make_set(turn)
         for each in children:
             with server.only(each):
                 answers = [ask("POST", "/translate", TRANSLATE) for _ in range(3)]
-            assert [round(np.mean(answer.json()["vectors"]) / 1000) for answer in answers] == [
-                turn
-            ] * 3
+            means = [round(np.mean(answer.json()["vectors"]) / 1000) for answer in answers]
+            assert means == [turn] * 3
             asked += 3
         for each in children:
             with server.only(each):
@@ -191,9 +161,7 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
         for each in children:
             with server.only(each):
                 assert ask("POST", "/translate", TRANSLATE).json()["code"] == "anchor-set-not-found"
-    assert (
-        ask("POST", "/anchor-sets", {"name": "items", "embeddings": embeddings}).status_code == 201
-    )
+    make_set(0)
     # One is killed: the other answers, and another one comes.
     os.kill(children[0], signal.SIGKILL)
     until(lambda: not alive(children[0]))
@@ -205,10 +173,10 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
     with server.only(next(pid for pid in replaced if pid != children[1])):
         assert ask("POST", "/translate", TRANSLATE).status_code == 200
     # The first process is killed; the others notice it and finish their answers.
-    body = b'{"source": "first", "target": "second", "anchor_set": "items", "vectors": [[1, 2, 3]]}'
+    body = json.dumps(TRANSLATE).encode()
     head = (
-        "POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        f"Authorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+        f"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: {key}\r\n"
+        "Content-Type: application/json\r\n"
     )
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
@@ -235,7 +203,7 @@ def test_told_to_end_while_they_start_all_of_them_end_and_nothing_is_left(
     server.process.terminate()
     assert server.process.wait(timeout=60) == 0
     assert not [pid for pid in children if alive(pid)]
-    assert list(server.temporary.iterdir()) == []
+    assert list(temporary.iterdir()) == []
     assert "Traceback" not in server.log.read_text()
 
 

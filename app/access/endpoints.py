@@ -15,7 +15,7 @@ from app.http.bodies import json_body
 from app.http.deps import AdminContext, Administers, Limit, Moment, Svc
 from app.http.fields import Body, RowModel
 from app.http.problems import documented
-from app.types import LONGEST_GRACE_S, RATE, Scope
+from app.types import RATE, Scope
 
 router = APIRouter(tags=["Keys"])
 
@@ -53,8 +53,8 @@ class NewApiKey(Body):
 class Rotation(Body):
     """How long the old key still works."""
 
-    grace_s: Annotated[int, Field(ge=0, le=LONGEST_GRACE_S)] = Field(
-        0, description=f"Seconds that the old key still works, 0 to {LONGEST_GRACE_S:,}."
+    grace_s: Annotated[int, Field(ge=0, le=7 * 24 * 3600)] = Field(
+        0, description="Seconds that the old key still works, 0 to 604,800."
     )
 
 
