@@ -33,14 +33,10 @@ def test_a_row_has_one_lease_until_it_ends_or_is_released(empty, row):
     assert not claim(empty, row, "second")
     change(empty, leases.release, Row, "first")
     assert claim(empty, row, "second", seconds=-1)  # it has ended already
-    assert claim(empty, row, "third")
+    assert claim(empty, row, "third", seconds=-1)
     assert change(empty, leases.renew, Row, ["second"], seconds=60) == 0
-
-
-def test_a_renewed_lease_holds_on(empty, row):
-    assert claim(empty, row, "first", seconds=-1)
-    assert change(empty, leases.renew, Row, ["first", "other"], seconds=60) == 1
-    assert not claim(empty, row, "second")
+    assert change(empty, leases.renew, Row, ["third", "other"], seconds=60) == 1
+    assert not claim(empty, row, "fourth")
 
 
 def test_of_many_claims_at_once_one_succeeds(empty, row):
