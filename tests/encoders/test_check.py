@@ -15,10 +15,10 @@ from starlette.testclient import TestClient
 
 from app.db import tables
 from app.encoders.check import check_all
-from app.encoders.models.torchvision_ops import make_importable
 from app.settings import Settings
 from app.wiring import make_services
 from tests.encoders.models.remote.endpoints import FakeEndpoint, expected_vectors
+from tests.encoders.models.sentence_models import PACKAGED, sentence_transformers, st_modules
 from tests.stores.cases.base import Rows
 from tests.stores.cases.lancedb import LancedbCase
 from tests.waiting import until
@@ -292,20 +292,12 @@ def compare(encoding):
 @pytest.fixture(scope="module")
 def library():
     """The client's own copy of minilm."""
-    make_importable()
-    from sentence_transformers import SentenceTransformer
-
-    from tests.encoders.models.sentence_models import PACKAGED
-
-    return SentenceTransformer(str(PACKAGED), device="cpu")
+    return sentence_transformers.SentenceTransformer(str(PACKAGED), device="cpu")
 
 
 def pooled(model, texts, mode):
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-
-    modules = [model[0], Pooling(384, pooling_mode=mode), Normalize()]
-    return SentenceTransformer(modules=modules, device="cpu").encode(texts)
+    modules = [model[0], st_modules.Pooling(384, pooling_mode=mode), st_modules.Normalize()]
+    return sentence_transformers.SentenceTransformer(modules=modules, device="cpu").encode(texts)
 
 
 #: cause -> what the detail says, and the client's vectors

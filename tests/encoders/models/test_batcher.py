@@ -193,9 +193,16 @@ def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("path/to/secret"), SystemExit(1), None], ids=["error", "exit", "shape"]
+    ("error", "broken"),
+    [
+        (RuntimeError("path/to/secret"), False),
+        (SystemExit(1), False),
+        (None, False),  # an array of another shape
+        (torch.OutOfMemoryError("CUDA out of memory."), False),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
+    ],
 )
-def test_any_fault_of_a_model_fails_the_request_and_not_the_lane(error):
+def test_a_fault_of_a_model_fails_its_request_and_one_of_the_device_breaks_the_lanes(error, broken):
     model = Failing()
     if error is None:
         model.vectors = lambda items: torch.ones(len(items), 1)
@@ -205,7 +212,9 @@ def test_any_fault_of_a_model_fails_the_request_and_not_the_lane(error):
         assert "secret" not in caught.value.detail
         # a worker looks whether its device failed
         assert type(caught.value.__cause__) is type(error or ValueError())
+        until(lambda: batcher.broken == broken)
         torch.testing.assert_close(result(batcher.submit(Squares(), [item(2)], "a")), squares([2]))
+        assert batcher.broken == broken
 
 
 def test_a_failing_endpoint_gets_one_request_for_all_tasks():
@@ -236,24 +245,6 @@ def test_closing_ends_the_running_batch_and_fails_waiting_tasks(threads):
     torch.testing.assert_close(result(running), squares([1]))
     with pytest.raises(EncoderFailed, match="stopping"):
         batcher.submit(model, [item(3)], "a")
-
-
-@pytest.mark.parametrize(
-    ("error", "broken"),
-    [
-        (ValueError("no"), False),
-        (torch.OutOfMemoryError("CUDA out of memory."), False),
-        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
-    ],
-)
-def test_the_lanes_remember_that_their_device_has_failed(error, broken):
-    model = Failing()
-    with lanes() as batcher:
-        with pytest.raises(EncoderFailed):
-            result(batcher.submit(model, [item(error)], "a"))
-        until(lambda: batcher.broken == broken)
-        result(batcher.submit(model, [item(2)], "a"))
-        assert batcher.broken == broken
 
 
 def test_lanes_that_cannot_use_their_device_fail_their_tasks_instead_of_hanging(monkeypatch):
