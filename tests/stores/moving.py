@@ -93,18 +93,15 @@ RUN = """
 import sys
 from app.stores.port import StoreLocation
 from app.stores.registry import open_store
-from tests.stores.moving import NEW_DIM, TAG, translate
+from tests.stores.moving import NEW_DIM, TAG, translate, write_all
+
+def say_page(ids, vectors):
+    print("page", flush=True)
+    return translate(ids, vectors)
+
 store = open_store(StoreLocation(*sys.argv[1:4]))
 migration = store.migration(TAG, NEW_DIM)
-migration.prepare()
-cursor = None
-while True:
-    page = store.scroll(cursor, int(sys.argv[4]))
-    migration.write(page.ids, translate(page.ids, page.vectors))
-    print("page", flush=True)
-    cursor = page.cursor
-    if cursor is None:
-        break
+write_all(store, migration, int(sys.argv[4]), say_page)
 migration.build_index()
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import socket
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -70,22 +71,18 @@ def announced(client: socket.socket) -> None:
 @contextmanager
 def server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
     """Yield the address of a server that answers each request so."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def serve(client: socket.socket) -> None:
-            with client, suppress(OSError):
-                client.recv(65536)
-                answer(client)
-
-        def listen() -> None:
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
             with suppress(OSError):
-                while True:
-                    client, _ = listener.accept()
-                    threading.Thread(target=serve, args=(client,), daemon=True).start()
+                self.request.recv(65536)
+                answer(self.request)
 
-        threading.Thread(target=listen, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as listener:
+        listener.daemon_threads = True
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.server_address[1]}"
+        listener.shutdown()
 
 
 @pytest.mark.parametrize("kind", ["qdrant", "chroma"])
