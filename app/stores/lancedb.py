@@ -220,10 +220,10 @@ class LancedbStore(Store):
                 f"The table has no column `{field}` of texts. Name one in `text_field`.",
                 field="text_field",
             )
-        found: dict[StoreId, str | None] = {}
+        found: dict[StoreId, Any] = {}
         for part in table.by_ids(ids, field):
             found |= dict(zip(part[table.id].to_pylist(), part[field].to_pylist(), strict=True))
-        return [found.get(each) for each in ids]
+        return [text if isinstance(text := found.get(each), str) else None for each in ids]
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         if wanted.filter is not None and not isinstance(wanted.filter, str):
@@ -380,7 +380,7 @@ def find_vector(location: StoreLocation, schema: pa.Schema) -> str:
 def to_numpy(column: pa.ChunkedArray) -> StoreVectors:
     """Return the vectors (n, d) of rows that have one, as float32."""
     flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    vectors: StoreVectors = flat.astype(np.float32, copy=False)
+    vectors: StoreVectors = flat.astype(np.float32)  # a copy, because Arrow's is read-only
     return vectors.reshape(-1, column.type.list_size)
 
 
