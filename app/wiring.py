@@ -17,8 +17,8 @@ from app.db.cache import Cache, NameCache
 from app.db.redis import OptionalRedis, RedisStore
 from app.db.session import Database, sqlite_url
 from app.encoders.models.base import ModelSources
+from app.encoders.models.options import normal_url
 from app.encoders.models.pool import EncoderPool
-from app.encoders.models.remote.encoder import normal_url
 from app.lanes import Lanes
 from app.settings import Settings
 from app.stores.handles import StoreAddress, StoreHandles

@@ -227,6 +227,60 @@ def test_a_wrong_alias_is_refused_and_its_field_named(
         refused(verb("/aliases/nothing"), 404, "alias-not-found", "name")
 
 
+# --- reranking ------------------------------------------------------------------------------------
+
+QUERY = "my card was stolen"
+DOCUMENTS = ["What is the exchange rate?", "I lost my card.", "🦊", "I lost my card."]
+RERANK = {"model": "minilm", "query": QUERY, "documents": DOCUMENTS, "top_n": 3}
+
+
+def test_documents_are_ordered_by_the_encoder_and_stored(api, encoding):
+    documents = vectors_of(api.embeddings.create(model="minilm", input=DOCUMENTS))
+    scores = documents @ vectors_of(api.embeddings.create(model="minilm", input=QUERY))[0]
+    order = np.argsort(-scores.round(4), kind="stable")[:3]
+    tokens = []
+    for path in ("/v1/rerank", "/v1/rerank", "/v2/rerank"):
+        answer = encoding.http.post(path, json={**RERANK, "return_documents": True}).json()
+        assert list(answer) == ["id", "model", "results", "meta", "usage"]
+        assert [each["index"] for each in answer["results"]] == order.tolist()
+        found = [each["relevance_score"] for each in answer["results"]]
+        np.testing.assert_allclose(found, scores[order], atol=1e-4)
+        tokens.append(answer["usage"]["total_tokens"])
+    assert tokens[0] > tokens[1] == tokens[2] > 0  # encoded, and then stored
+
+
+def test_litellm_reaches_it(encoding):
+    import litellm  # here, because it takes seconds in each process of the tests
+
+    answer = litellm.rerank(
+        model="cohere/minilm",
+        query=QUERY,
+        documents=DOCUMENTS,
+        top_n=2,
+        api_base=f"{encoding.url}/v2/rerank",
+        api_key="none",
+    )
+    assert [each["index"] for each in answer.results] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"documents": ["x" * 40_000]}, "input-too-long"),
+        ({"model": "nothing"}, "model_not_found"),
+        ({"model": "minilm->own@texts"}, "invalid-request"),
+        ({"top_n": 0}, "invalid-request"),
+        ({"documents": []}, "invalid-request"),
+        ({"documents": [{"text": "an object"}]}, "invalid-request"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_order_is_refused(encoding, changes, code):
+    answer = encoding.http.post("/v1/rerank", json={**RERANK, **changes})
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]["code"] == code
+
+
 # --- at the door ----------------------------------------------------------------------------------
 
 

@@ -155,7 +155,8 @@ class ModelSources:
 
     folder   its subfolders may be loaded by name
     hub      patterns of hub ids that may be downloaded (sentence-transformers/*); none: offline
-    remote   base URLs of allowed endpoints -> environment variable of the endpoint's key, or None
+    remote   base URLs of allowed endpoints, in the form of `normal_url` -> environment variable of
+             the endpoint's key, or None
     largest  most bytes of one model's weights; None: no limit
     """
 

@@ -4,9 +4,10 @@ loaders read them.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.errors import InvalidOption
@@ -18,6 +19,32 @@ MAX_OPTIONS = 32
 Prompts = dict[Literal["query", "document"], Annotated[str, Field(max_length=4_000)]]
 Dim = Annotated[int, Field(ge=1, le=8_192)]
 Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+_URL = re.compile(
+    r"(https?)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
+    r"((?:/[\w.~!$&'()*+,;=:@%-]*)*)",
+    re.A | re.I,
+)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def normal_url(url: str) -> str:
+    """Return scheme://host[:port]/path: lower-case up to the path, without a default port or a
+    trailing slash.
+
+    Raises ValueError for another scheme, user information, a query, a fragment or white space.
+    """
+    match = _URL.fullmatch(url)
+    if match is None:
+        raise ValueError(
+            "must have the form http(s)://host[:port]/path, without user, query and fragment"
+        )
+    scheme, host, port, path = match[1].lower(), match[2].lower(), match[3], match[4].rstrip("/")
+    if port is not None and not 1 <= int(port) <= 65_535:
+        raise ValueError("must have a port from 1 to 65535")
+    suffix = "" if port is None or int(port) == _DEFAULT_PORTS[scheme] else f":{int(port)}"
+    return f"{scheme}://{host}{suffix}{path}"
 
 
 class EncoderOptions(BaseModel):
@@ -76,7 +103,7 @@ class RemoteOptions(EncoderOptions):
     prompts: Prompts | None = Field(
         None, description="text to put before each input, by its `input_type`; default: none"
     )
-    url: Annotated[str, Field(max_length=500)] = Field(
+    url: Annotated[str, Field(max_length=500), AfterValidator(normal_url)] = Field(
         description="base URL of the endpoint; the operator must allow it"
     )
     batch: Annotated[int, Field(ge=1, le=2_048)] = Field(

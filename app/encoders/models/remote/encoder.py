@@ -1,9 +1,8 @@
-"""An encoder whose model runs behind an endpoint: its options, loading, and answers."""
+"""An encoder whose model runs behind an endpoint: loading, and reading answers."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from app.errors import (
     EncoderFailed,
     EncoderUnavailable,
     InvalidInput,
-    InvalidOption,
 )
 from app.types import InputRole
 
@@ -40,21 +38,20 @@ ENDPOINT_MAX_DIM = 8_192
 #: largest number of characters in a model's name
 MAX_LABEL = 200
 
-_URL = re.compile(
-    r"(https?)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
-    r"((?:/[\w.~!$&'()*+,;=:@%-]*)*)",
-    re.A | re.I,
-)
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-
 
 def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder:
     """Request one vector from the endpoint and return its encoder.
 
-    Raises EncoderUnavailable and InvalidOption.
+    Raises EncoderUnavailable.
     """
-    options, key_env = read_remote_options(spec.options, sources)
-    endpoint = Endpoint(spec.model, options, key_env)
+    options = RemoteOptions.model_validate(dict(spec.options))
+    if options.url not in sources.remote:
+        raise EncoderUnavailable(
+            "This server may not call that URL. "
+            "Ask the operator to add it to ANCHORAGE_REMOTE_URLS, or use a URL listed there.",
+            field="options.url",
+        )
+    endpoint = Endpoint(spec.model, options, sources.remote[options.url])
     try:
         body = endpoint.embed(["anchor"], ENDPOINT_MAX_DIM, lambda: False)
         vectors, name = read_answer(body, 1)
@@ -168,43 +165,3 @@ def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None]:
     name = answer.model
     is_usable = isinstance(name, str) and 0 < len(name) <= MAX_LABEL and name.isprintable()
     return vectors, name if is_usable else None
-
-
-def normal_url(url: str) -> str:
-    """Return scheme://host[:port]/path: lower-case up to the path, without a default port or a
-    trailing slash.
-
-    Raises ValueError for another scheme, user information, a query, a fragment or white space.
-    """
-    match = _URL.fullmatch(url)
-    if match is None:
-        raise ValueError(
-            "must have the form http(s)://host[:port]/path, without user, query and fragment"
-        )
-    scheme, host, port, path = match[1].lower(), match[2].lower(), match[3], match[4].rstrip("/")
-    if port is not None and not 1 <= int(port) <= 65_535:
-        raise ValueError("must have a port from 1 to 65535")
-    suffix = "" if port is None or int(port) == _DEFAULT_PORTS[scheme] else f":{int(port)}"
-    return f"{scheme}://{host}{suffix}{path}"
-
-
-def read_remote_options(
-    options: Mapping[str, Any], sources: ModelSources
-) -> tuple[RemoteOptions, str | None]:
-    """Return the options with the URL in the operator's form, and the variable of its key.
-
-    Raises InvalidOption for an invalid URL, and EncoderUnavailable for one that is not allowed.
-    """
-    checked = RemoteOptions.model_validate(dict(options))
-    try:
-        url = normal_url(checked.url)
-    except ValueError as error:
-        raise InvalidOption(f"The endpoint's base URL {error}.", field="options.url") from None
-    key_variables = {normal_url(allowed): key_env for allowed, key_env in sources.remote.items()}
-    if url not in key_variables:
-        raise EncoderUnavailable(
-            "This server may not call that URL. "
-            "Ask the operator to add it to ANCHORAGE_REMOTE_URLS, or use a URL listed there.",
-            field="options.url",
-        )
-    return checked.model_copy(update={"url": url}), key_variables[url]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from app.encoders.models.base import EncoderSpec, ModelSources
+from app.encoders.models.options import normal_url
 from app.encoders.models.remote.encoder import RemoteEncoder
 from app.encoders.models.remote.encoder import load as load_encoder
 from app.types import InputRole
@@ -156,7 +157,7 @@ class FakeEndpoint(ThreadingHTTPServer):
 
 
 def allow_url(url: str, key_env: str | None = None) -> ModelSources:
-    return ModelSources(remote={url: key_env})
+    return ModelSources(remote={normal_url(url): key_env})
 
 
 def load(url: str, key_env: str | None = None, **options: Any) -> RemoteEncoder:

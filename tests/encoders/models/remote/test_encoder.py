@@ -7,9 +7,13 @@ import json
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from app.encoders.models.remote.encoder import normal_url, read_answer, read_remote_options
-from app.errors import EncoderChanged, EncoderFailed, EncoderUnavailable, InvalidOption
+from app.encoders.models.base import EncoderSpec
+from app.encoders.models.options import RemoteOptions
+from app.encoders.models.remote.encoder import load as load_encoder
+from app.encoders.models.remote.encoder import read_answer
+from app.errors import EncoderChanged, EncoderFailed, EncoderUnavailable
 from app.types import InputRole
 from tests.encoders.models.remote.endpoints import (
     DIM,
@@ -136,8 +140,9 @@ ELSEWHERE += [("http:", "https:")]
 
 @pytest.mark.parametrize(("part", "other"), ELSEWHERE)
 def test_a_url_that_the_operator_does_not_list_is_refused(part, other):
+    spec = EncoderSpec("openai", "truth", None, {"url": LISTED.replace(part, other)})
     with pytest.raises(EncoderUnavailable, match="ANCHORAGE_REMOTE_URLS") as caught:
-        read_remote_options({"url": LISTED.replace(part, other)}, allow_url(LISTED))
+        load_encoder(spec, allow_url(LISTED), "cpu")
     assert caught.value.field == "options.url"
     assert LISTED not in caught.value.detail
 
@@ -153,10 +158,11 @@ NO_URLS = [
 
 @pytest.mark.parametrize("url", NO_URLS)
 def test_an_invalid_url_is_rejected_and_not_quoted(url):
-    with pytest.raises(InvalidOption) as caught:
-        read_remote_options({"url": url}, allow_url("http://host/v1"))
-    assert caught.value.field == "options.url"
-    assert "secret" not in caught.value.detail
+    with pytest.raises(ValidationError) as caught:
+        RemoteOptions.model_validate({"url": url})
+    [error] = caught.value.errors()
+    assert error["loc"] == ("url",)
+    assert "secret" not in error["msg"]
 
 
 SAME = {
@@ -170,4 +176,5 @@ SAME = {
 
 @pytest.mark.parametrize("url", SAME)
 def test_equal_urls_have_one_normal_form(url):
-    assert normal_url(url) == normal_url(SAME[url]) == SAME[url]
+    for each in (url, SAME[url]):
+        assert RemoteOptions.model_validate({"url": each}).url == SAME[url]
