@@ -59,7 +59,7 @@ ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.item
 #: rooms that are above their budgets, with the most lines that they may have until they are smaller
 OVER = {
     "app": 1_745,
-    "app/encoders": 3_033,
+    "app/encoders": 3_018,
     "app/openai": 583,
     "app/stores": 7_130,
 }
