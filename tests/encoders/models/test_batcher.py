@@ -13,7 +13,6 @@ from app.encoders.models.batcher import Batcher
 from app.errors import EncoderFailed, InvalidInput, TooMuchAtOnce
 from tests.encoders.models.squares import (
     LONG_S,
-    Failing,
     Squares,
     hold_lanes,
     item,
@@ -170,7 +169,7 @@ def test_too_much_of_one_owner_is_refused_and_refuses_no_other_owner_and_no_job(
 
 
 def test_a_bad_input_fails_only_its_own_request():
-    model = Failing()
+    model = Squares()
     good = [(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
     *works, bad = run_together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
     for n, work in enumerate(works):
@@ -180,7 +179,7 @@ def test_a_bad_input_fails_only_its_own_request():
 
 
 def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
-    model = Failing()
+    model = Squares()
     with lanes(budget=2) as batcher:
         with hold_lanes(batcher):
             work = batcher.submit(
@@ -203,7 +202,7 @@ def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
     ],
 )
 def test_a_fault_of_a_model_fails_its_request_and_one_of_the_device_breaks_the_lanes(error, broken):
-    model = Failing()
+    model = Squares()
     if error is None:
         model.vectors = lambda items: torch.ones(len(items), 1)
     with lanes() as batcher:
@@ -218,7 +217,7 @@ def test_a_fault_of_a_model_fails_its_request_and_one_of_the_device_breaks_the_l
 
 
 def test_a_failing_endpoint_gets_one_request_for_all_tasks():
-    model = Failing(endpoint="http://away")
+    model = Squares(endpoint="http://away")
     works = run_together(*((model, [item(EncoderFailed("away"))], f"o {n}") for n in range(5)))
     errors = {work.future.exception(0) for work in works}
     assert len(errors) == 5  # each names its own field later

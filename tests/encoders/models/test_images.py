@@ -74,10 +74,8 @@ def test_the_pixels_equal_the_images(kind, options, tolerance):
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
 def test_an_animation_is_its_first_frame(kind):
     first = PICTURE.quantize(64) if kind == "GIF" else PICTURE
-    options = (
-        {"disposal": 2, "loop": 0, "comment": b"c" * 600} if kind == "GIF" else {"lossless": True}
-    )
-    data = encoded(first, kind, save_all=True, append_images=[first.rotate(90)] * 3, **options)
+    others = {"save_all": True, "append_images": [first.rotate(90)] * 3}
+    data = encoded(first, kind, lossless=True, **others)
     assert (pixels(data) == np.asarray(first.convert("RGB"))).all()
 
 
@@ -183,18 +181,9 @@ def gif_of(size, frame) -> bytes:
     return bytes(data)
 
 
-def jpeg_of(width: int, height: int) -> bytes:
-    data = bytearray(GOOD["JPEG"])
-    place = data.index(b"\xff\xc0")
-    data[place + 5 : place + 9] = struct.pack(">HH", height, width)
-    return bytes(data)
-
-
 BOMBS = {
     "png": png(30_000, 30_000),
-    "jpeg": jpeg_of(65_000, 65_000),
-    "gif screen": gif_of((65_535, 65_535), (64, 48)),
-    "gif frame": gif_of((1, 1), (65_535, 65_535)),
+    "frame larger than the screen": gif_of((1, 1), (65_535, 65_535)),
     "second header": png(9, 9, extra=ihdr(20_000, 20_000), body=b"\0" * 90),
     "webp canvas": b"RIFF\0\0\1\0WEBPVP8X\x0a\0\0\0\2\0\0\0" + b"\xff\xff\xff" * 2 + b"\0" * 100,
 }
@@ -225,33 +214,22 @@ def test_the_file_and_the_pixels_have_limits(monkeypatch, limit, most, says):
     assert caught.value.limit == most - 1
 
 
-@pytest.mark.parametrize(
-    "data",
-    [png(0, 5), jpeg_of(5, 0), gif_of((0, 0), (0, 0)), gif_of((9, 9), (0, 9))],
-)
+@pytest.mark.parametrize("data", [png(0, 5), gif_of((0, 0), (0, 0)), gif_of((9, 9), (0, 9))])
 def test_an_image_without_pixels_is_refused(data):
     with pytest.raises(InvalidImage):
         read(data)
 
 
-def in_pieces() -> dict[str, bytes]:
-    many = 500_000
-    gif, jpeg = GOOD["GIF"], GOOD["JPEG"]
-    start = 13 + (3 << (gif[10] & 7) + 1)
-    scan = GOOD["progressive"].rindex(b"\xff\xda")
-    return {
-        "png": png(9, 9, extra=chunk(b"IDAT", b"") * many),
-        "gif extensions": gif[:start] + b"\x21\xfe\0" * many + gif[start:],
-        "gif blocks": gif[:start] + b"\x21\xfe" + b"\1c" * many + b"\0" + gif[start:],
-        "jpeg segments": jpeg[:2] + b"\xff\xec\0\2" * many + jpeg[2:],
-        "jpeg scans": GOOD["progressive"][:scan]
-        + GOOD["progressive"][scan:-2] * 1000
-        + b"\xff\xd9",
-    }
+MANY, SCAN = 500_000, GOOD["progressive"].rindex(b"\xff\xda")
+IN_PIECES = {
+    "chunks": png(9, 9, extra=chunk(b"IDAT", b"") * MANY),
+    "segments": GOOD["JPEG"][:2] + b"\xff\xec\0\2" * MANY + GOOD["JPEG"][2:],
+    "scans": GOOD["progressive"][:SCAN] + GOOD["progressive"][SCAN:-2] * 1000 + b"\xff\xd9",
+}
 
 
-@pytest.mark.parametrize(("name", "data"), in_pieces().items(), ids=in_pieces())
-def test_a_file_of_very_many_pieces_is_rejected_in_time(name, data):
+@pytest.mark.parametrize("data", IN_PIECES.values(), ids=IN_PIECES)
+def test_a_file_of_very_many_pieces_is_rejected_in_time(data):
     start = time.process_time()
     with pytest.raises(InvalidImage, match="more than"):
         read(data)
