@@ -64,7 +64,7 @@ class Attack:
         alterations = Alterations(world)
         threads = [
             *self._clients,
-            self._repeat("alterations", 8 * pace, lambda draw: alterations.alter(draw)),
+            self._repeat("alterations", 8 * pace, alterations.alter),
             self._repeat("dumps", 15 * pace, lambda draw: self._dump(draw, service)),
             self._repeat("saboteur", max(4.0, 8 * pace), lambda draw: self._kill(draw, service)),
             self._repeat("watch", 1.0, lambda draw: self._compare("while clients write", service)),

@@ -157,12 +157,6 @@ class PgConnections:
                 _close_all(idle)
             self._places.release()
 
-    @contextmanager
-    def transaction(self, action: str, *, long: bool = False) -> Iterator[StoreConnection]:
-        """Lend a connection for one transaction."""
-        with self.use(action, long=long) as connection, connection.transaction():
-            yield connection
-
     def close(self) -> None:
         idle, self._idle = self._idle, []
         _close_all(idle)

@@ -343,7 +343,7 @@ class PgNewVectors(Migration):
 
     @contextmanager
     def _follow(self, action: str) -> Iterator[Follower]:
-        with self.connections.transaction(action, long=True) as connection:
+        with self.connections.use(action, long=True) as connection, connection.transaction():
             yield Follower(self._load(connection))
 
     def _load(self, connection: StoreConnection) -> PgLayout:

@@ -29,14 +29,10 @@ LOCKING_SHARE = 0.75
 #: how much longer than deadlock_timeout to wait: then the server cancels the autovacuum
 GRACE_MS = 2000
 
-#: whether the role may lock a table; else only the drop of a foreign key locks it
-_MAY_LOCK: LiteralString = (
-    "(pg_has_role(r.relowner, 'USAGE') OR has_table_privilege(r.oid, 'UPDATE, DELETE, TRUNCATE'))"
-)
-
 #: statements that lock all that a switch changes, and change nothing. `LOCK TABLE` takes no
-#: sequence, and would lock all tables of a view
-_LOCKS_OF_SWITCH = f"""
+#: sequence, and would lock all tables of a view. Of foreign keys, the role locks the tables that it
+#: may; the drop of the key locks the others
+_LOCKS_OF_SWITCH: LiteralString = """
 WITH keys AS (SELECT unnest(ARRAY[conrelid, confrelid]) AS oid FROM pg_constraint
   WHERE contype = 'f' AND %(front)s IN (conrelid, confrelid) AND conparentid = 0),
 views AS (SELECT w.ev_class AS oid FROM pg_depend d JOIN pg_rewrite w ON w.oid = d.objid
@@ -50,10 +46,11 @@ SELECT format(CASE r.relkind WHEN 'v' THEN 'ALTER VIEW %%1$I.%%2$I SET SCHEMA %%
   ELSE 'LOCK TABLE ONLY %%I.%%I IN ACCESS EXCLUSIVE MODE' END, n.nspname, r.relname,
   pg_get_userbyid(r.relowner))
 FROM pg_class r JOIN pg_namespace n ON n.oid = r.relnamespace
-WHERE r.oid IN (%(front)s, %(other)s) OR r.oid IN (SELECT oid FROM keys) AND {_MAY_LOCK}
+WHERE r.oid IN (%(front)s, %(other)s) OR r.oid IN (SELECT oid FROM keys) AND
+    (pg_has_role(r.relowner, 'USAGE') OR has_table_privilege(r.oid, 'UPDATE, DELETE, TRUNCATE'))
   OR r.oid IN (SELECT oid FROM views) AND r.relkind = 'v' AND r.relpersistence <> 't'
   AND pg_has_role(r.relowner, 'USAGE') OR r.oid IN (SELECT oid FROM sequences) AND r.relkind = 'S'
-ORDER BY r.oid <> %(front)s, r.oid <> %(other)s, r.relkind, r.oid"""  # noqa: S608 (constants)
+ORDER BY r.oid <> %(front)s, r.oid <> %(other)s, r.relkind, r.oid"""
 
 Result = TypeVar("Result")
 
