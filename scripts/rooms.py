@@ -61,7 +61,7 @@ OVER = {
     "app": 1_745,
     "app/encoders": 3_018,
     "app/openai": 583,
-    "app/stores": 7_130,
+    "app/stores": 7_121,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62
