@@ -79,6 +79,9 @@ def test_a_space_is_found_or_missing(db):
         assert resources.space(session, s, named(session, tables.EncoderRow, "a")).blob == "1" * 64
         with pytest.raises(errors.AnchorsNotEmbedded, match="'s' has no embeddings by encoder 'b'"):
             resources.space(session, s, named(session, tables.EncoderRow, "b"))
+        # the project `q` has an encoder of the same name, and no set
+        assert resources.spaces_of(session, "q", "s", {"a", "b"}) == {}
+        assert resources.spaces_of(session, "p", "s", {"a", "b"}).keys() == {"a"}
 
 
 def test_users_are_named(db):

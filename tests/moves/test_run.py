@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -17,9 +18,11 @@ from app.jobs import progress as job_progress
 from app.jobs import submission
 from app.moves import service as migrations
 from app.moves import steps
+from app.moves.context import open_migration
 from app.types import JobKind, JobState
 from tests.helpers import CONTEXT, again, alter
 from tests.moves.moving import (
+    NEW_DIM,
     ROWS,
     Moving,
     expected,
@@ -196,10 +199,15 @@ def test_a_long_run_lets_other_jobs_go_first_and_keeps_its_place(
 
 
 def test_a_second_run_of_a_filled_store_sweeps_again_and_forgets_the_verification(
-    filled: Moving,
+    filled: Moving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As in a store that captures no writes: what it has already is written again."""
     filled.do("verify")
     assert filled.now.row.found["verify"]["passed"]
+    move = open_migration(filled.services, filled.now.row)
+    move.migration.write([3], np.ones((1, NEW_DIM), np.float32), replace=True)
+    other = replace(move.store.capabilities, captures_writes=False)
+    monkeypatch.setattr(type(move.store), "capabilities", other)
     filled.do("run")
     assert filled.state == "filled"
     assert "verify" not in filled.now.row.found
