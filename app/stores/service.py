@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TypeVar
 
-import numpy as np
 import torch
 from anyio import to_thread
 from sqlalchemy.orm import Session
@@ -182,7 +181,7 @@ def check_space(
 
     encoder  the one that the store should hold; others of its identity are not compared
     """
-    rows = torch.from_numpy(np.require(vectors, requirements="W"))  # LanceDB's are read-only
+    rows = torch.tensor(vectors)  # a copy: LanceDB shares its own memory, read-only
     rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)  # as zeros: left out
     anchors = spaces.comparable_anchors(services, encoder, vectors.shape[1])
     with services.take(services.turns.evaluations, encoder.project):

@@ -14,9 +14,7 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from anchorage_client import AnchorageError
 from app.cli.commands import cli
-from app.cli.service import explain
 from app.demo.server import free_port
 from tests.cli.conftest import Terminal, said
 from tests.encoders.models.remote.endpoints import FakeEndpoint
@@ -113,9 +111,3 @@ def test_ctrl_c_has_the_usual_exit_code() -> None:
             ended.set()
             thread.join()
     assert (stopped.exit_code, stopped.output) == (130, "")
-
-
-def test_a_problem_names_the_first_wrong_rows() -> None:
-    error = AnchorageError(422, {"detail": "Not finite.", "rows": [*range(12)]})
-    named = "Not finite. Rows, from 0: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...."
-    assert explain(error, "http://host") == named
