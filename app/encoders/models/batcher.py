@@ -1,7 +1,7 @@
 """Batches of inputs from many requests.
 
 A *lane* is a thread that runs one batch after another. Turns go round the owners of requests:
-nobody waits behind all inputs of somebody else. Room that one owner leaves is for the next ones.
+nobody waits behind all inputs of somebody else, and a batch takes one item an owner in each round.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from heapq import nlargest
-from itertools import chain
+from itertools import chain, islice, zip_longest
 
 import torch
 from torch import Tensor
@@ -184,25 +184,29 @@ class Batcher:
         """Remove the items of the next batch from their tasks, and return them.
 
         It is the turn of the first owner. Its first task leads: the longest item is in the batch,
-        and longer ones are not. The owner's other items for this model fill the batch, then those
-        of the next owners, the longest of each first.
+        and longer ones are not. Items for this model fill the batch, one an owner in each round,
+        the longest of each first.
         """
         owner, tasks = next(iter(self._owners.items()))
         lead = tasks[0]
         longest = max(item.length for item in lead.waiting.values())
         room = max(1, min(lead.model.batch, self._budget // max(1, longest)))
-        batch: list[BatchEntry] = []
-        for others in self._owners.values():
-            fitting = (
-                (task, place, item)
-                for task in others
-                if task.model is lead.model
-                for place, item in task.waiting.items()
-                if item.length <= longest
+        of_owners = (
+            nlargest(
+                room,
+                (
+                    (task, place, item)
+                    for task in others
+                    if task.model is lead.model
+                    for place, item in task.waiting.items()
+                    if item.length <= longest
+                ),
+                key=lambda entry: entry[2].length,
             )
-            batch += nlargest(room - len(batch), fitting, key=lambda entry: entry[2].length)
-            if len(batch) == room:
-                break
+            for others in self._owners.values()
+        )
+        rounds = chain.from_iterable(zip_longest(*of_owners))
+        batch = list(islice((entry for entry in rounds if entry is not None), room))
         for task, place, _ in batch:
             del task.waiting[place]
         self._owners[owner] = [*self._owners.pop(owner)[1:], lead]

@@ -107,7 +107,7 @@ def test_one_input_does_not_wait_for_a_thousand_of_another_owner_or_its_own(leng
     assert order(model)[5000] <= 1
 
 
-def test_owners_take_turns_and_the_next_ones_fill_the_room_that_one_leaves():
+def test_owners_share_a_batch_evenly():
     model = Squares()
     for work in run_together(
         *((model, [item(100 * o + n) for n in range(45)], f"owner {o}") for o in range(3)),
@@ -115,13 +115,7 @@ def test_owners_take_turns_and_the_next_ones_fill_the_room_that_one_leaves():
     ):
         result(work)
     owners = [[int(each.features) // 100 for each in batch] for batch in model.batches]
-    assert [[batch.count(o) for o in range(3)] for batch in owners] == [
-        [30, 0, 0],
-        [0, 30, 0],
-        [0, 0, 30],
-        [15, 15, 0],
-        [0, 0, 15],
-    ]
+    assert {tuple(batch.count(o) for o in range(3)) for batch in owners[:4]} == {(10, 10, 10)}
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])
