@@ -3,89 +3,57 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
-from app.demo.server import free_port, server, wait_until_ready
+from benchmarks.faults.deployment import Api
 
 
-def other_variables() -> dict[str, str]:
-    """The environment without our settings."""
-    return {name: text for name, text in os.environ.items() if not name.startswith("ANCHORAGE_")}
+class Server(Api):
+    """`anchorage serve` with these settings and the folder, on a port of its own."""
 
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str] | None = None, **settings: Any
+    ) -> None:
+        others = {name: each for name, each in os.environ.items() if "ANCHORAGE_" not in name}
+        own = {"data_dir": folder, "threads": 1, **settings}
+        given = {f"ANCHORAGE_{name.upper()}": str(value) for name, value in own.items()}
+        super().__init__(0, folder, {**others, **given, **(environment or {})})
+        self.folder, self.log = folder, folder / f"{self.url.rpartition(':')[2]}.log"
 
-class Process:
-    """`anchorage serve` with these settings on a port of its own; `start()` starts it (again)."""
-
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.port = settings.pop("port", None) or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = folder / f"{self.port}.log"
-        folder.mkdir(exist_ok=True)
-        self._settings = {"data_dir": folder, "threads": 1, "port": self.port, **settings}
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def start(self, *, environment: dict[str, str] | None = None) -> Process:
-        given = {f"ANCHORAGE_{name.upper()}": str(value) for name, value in self._settings.items()}
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "app.cli", "serve"],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**other_variables(), **given, **(environment or {})},
-            )
-        return self
-
-    def ready(self) -> Process:
-        """Wait until it is."""
-        assert self._process is not None
-        with httpx2.Client(base_url=self.url, timeout=30, trust_env=False) as http:
-            wait_until_ready(http, self._process, self.log)
-        return self
+    def start(self) -> None:
+        super().start()
+        self.wait_ready()
 
     def stop(self) -> int:
         """Send SIGTERM and wait for the end; returns the exit status."""
-        self._process.terminate()
+        self.signal(signal.SIGTERM)
         return self._process.wait(timeout=60)
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Describe a server of this test's own; it is gone at the end, whatever happens."""
+def serve_process(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start a server of this test's own; it is gone at the end, whatever happens."""
     with ExitStack() as stack:
 
-        def describe(**settings: Any) -> Process:
-            made = Process(tmp_path / "data", **settings)
-            stack.callback(made.close)
-            return made
+        def start(**settings: Any) -> Server:
+            server = Server(tmp_path, **settings)
+            stack.callback(server.kill)
+            server.start()
+            return server
 
-        yield describe
-
-
-@pytest.fixture(scope="session")
-def live_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server `live` keeps its data and its log."""
-    return tmp_path_factory.mktemp("live")
+        yield start
 
 
 @pytest.fixture(scope="session")
-def live(live_folder: Path) -> Iterator[str]:
-    """The address of `anchorage serve` on a free port."""
-    with server(live_folder, free_port(), {**other_variables(), "ANCHORAGE_THREADS": "1"}) as url:
-        yield url
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for all tests."""
+    server = Server(tmp_path_factory.mktemp("live"))
+    server.start()
+    yield server
+    server.kill()

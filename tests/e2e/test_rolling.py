@@ -32,7 +32,7 @@ class Balancer:
 
 @pytest.mark.long
 def test_a_rolling_restart_under_load_drops_no_request(
-    process, postgres_url, redis_url, redis_prefix
+    serve_process, postgres_url, redis_url, redis_prefix
 ):
     settings = {
         "database_url": postgres_url,
@@ -40,9 +40,7 @@ def test_a_rolling_restart_under_load_drops_no_request(
         "redis_prefix": redis_prefix,
         "drain_s": 1,
     }
-    servers = [process(**settings).start() for _ in range(2)]
-    for server in servers:
-        server.ready()
+    servers = [serve_process(**settings) for _ in range(2)]
     balancer = Balancer([server.url for server in servers])
     vectors = [[float(i % 5 == j) for j in range(4)] for i in range(20)]
     for name in ("first", "second"):
@@ -68,7 +66,7 @@ def test_a_rolling_restart_under_load_drops_no_request(
             statuses = []
             for server in servers:
                 statuses.append(server.stop())
-                server.start().ready()
+                server.start()
         finally:
             ended.set()
         answers = [answer for found in loads for answer in found.result()]

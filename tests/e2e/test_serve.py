@@ -16,11 +16,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.e2e.conftest import Server
 from tests.waiting import until
 
 
-def test_a_client_that_goes_away_is_no_fault_of_the_service(live: str, live_folder: Path) -> None:
-    host, port = live.removeprefix("http://").split(":")
+def test_a_client_that_goes_away_is_no_fault_of_the_service(live: Server) -> None:
+    host, port = live.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         head = (
             f"POST /translate HTTP/1.1\r\nHost: {host}\r\n"
@@ -29,8 +30,8 @@ def test_a_client_that_goes_away_is_no_fault_of_the_service(live: str, live_fold
         connection.sendall(head.encode() + b'{"source":')
         time.sleep(0.2)
     time.sleep(0.5)
-    assert httpx2.get(f"{live}/livez", trust_env=False).status_code == 200
-    log = (live_folder / "server.log").read_text()
+    assert httpx2.get(f"{live.url}/livez", trust_env=False).status_code == 200
+    log = live.log.read_text()
     assert "Traceback" not in log
     assert "incident" not in log
 
@@ -57,11 +58,11 @@ def collector() -> Iterator[tuple[str, list[str]]]:
 
 
 def test_a_terminated_server_ends_its_streams_and_traces_hands_its_job_back_and_keeps_its_data(
-    process, collector, endless_bootstrap: dict[str, Any]
+    serve_process, collector, endless_bootstrap: dict[str, Any]
 ) -> None:
     url, posted = collector
     traces = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-    server = process().start(environment=traces).ready()
+    server = serve_process(environment=traces)
     with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         for name, dim in (("first", 8), ("second", 6)):
             assert http.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
@@ -76,7 +77,7 @@ def test_a_terminated_server_ends_its_streams_and_traces_hands_its_job_back_and_
         assert "Traceback" not in log
         assert server.url in log
         assert set(posted) == {"/v1/traces"}
-        server.start().ready()
+        server.start()
         assert http.get("/encoders/first").json()["dim"] == 8
         row = until(
             lambda: [row for row in [http.get(f"/jobs/{job}").json()] if row["state"] == "running"]
@@ -86,11 +87,11 @@ def test_a_terminated_server_ends_its_streams_and_traces_hands_its_job_back_and_
 
 
 def test_a_second_server_on_the_same_folder_or_port_is_refused_in_a_line(
-    live: str, live_folder: Path, tmp_path: Path
+    live: Server, tmp_path: Path
 ) -> None:
-    port = live.rpartition(":")[2].rstrip("/")
+    port = live.url.rpartition(":")[2]
     for data_dir, its_port, reason in (
-        (live_folder, "0", "another process uses"),
+        (live.folder, "0", "another process uses"),
         (tmp_path, port, f"Another program uses port {port}"),
     ):
         command = [sys.executable, "-m", "app.cli", "serve", "--port", its_port]
