@@ -6,6 +6,7 @@ import itertools
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import httpx2
 import pytest
@@ -19,6 +20,9 @@ class Balancer:
     def __init__(self, urls: list[str]) -> None:
         self._urls = itertools.cycle(urls)
         self._http = httpx2.Client(timeout=60, trust_env=False)
+
+    def close(self) -> None:
+        self._http.close()
 
     def send(self, verb: str, path: str, body: object) -> httpx2.Response:
         for url in self._urls:
@@ -41,23 +45,25 @@ def test_a_rolling_restart_under_load_drops_no_request(
         "drain_s": 1,
     }
     servers = [serve_process(**settings) for _ in range(2)]
-    balancer = Balancer([server.url for server in servers])
+    urls = [server.url for server in servers]
     vectors = [[float(i % 5 == j) for j in range(4)] for i in range(20)]
-    for name in ("first", "second"):
-        assert balancer.send("POST", "/encoders", {"name": name, "dim": 4}).status_code == 201
-    body = {"name": "items", "embeddings": {"first": vectors, "second": vectors}}
-    assert balancer.send("POST", "/anchor-sets", body).status_code == 201
-    pair = {"source": "first", "target": "second", "anchor_set": "items"}
-    assert balancer.send("POST", "/translators", pair).status_code == 201
+    with closing(Balancer(urls)) as balancer:
+        for name in ("first", "second"):
+            assert balancer.send("POST", "/encoders", {"name": name, "dim": 4}).status_code == 201
+        body = {"name": "items", "embeddings": {"first": vectors, "second": vectors}}
+        assert balancer.send("POST", "/anchor-sets", body).status_code == 201
+        pair = {"source": "first", "target": "second", "anchor_set": "items"}
+        assert balancer.send("POST", "/translators", pair).status_code == 201
     ended, made = threading.Event(), itertools.count()
 
     def load(_: int) -> list[httpx2.Response]:
-        client, answers = Balancer([server.url for server in servers]), []
-        while not ended.is_set():
-            answers.append(client.send("POST", "/translate", {**pair, "vectors": vectors}))
-            name = f"made-{next(made)}"
-            answers.append(client.send("POST", "/encoders", {"name": name, "dim": 3}))
-            answers.append(client.send("GET", f"/encoders/{name}", None))
+        answers = []
+        with closing(Balancer(urls)) as client:
+            while not ended.is_set():
+                answers.append(client.send("POST", "/translate", {**pair, "vectors": vectors}))
+                name = f"made-{next(made)}"
+                answers.append(client.send("POST", "/encoders", {"name": name, "dim": 3}))
+                answers.append(client.send("GET", f"/encoders/{name}", None))
         return answers
 
     with ThreadPoolExecutor(CLIENTS) as pool:
