@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from app.device_failures import is_device_failure
 from app.errors import DatabaseUnavailable
+from app.ops.devices import is_device_failure
 
 log = logging.getLogger("anchorage.worker")
 

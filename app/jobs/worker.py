@@ -19,7 +19,6 @@ from sqlalchemy.orm import Session
 from app.context import Services
 from app.db import leases as row_leases
 from app.db import tables
-from app.device_failures import is_device_failure
 from app.errors import (
     AnchorageError,
     DatabaseUnavailable,
@@ -35,6 +34,7 @@ from app.jobs.progress import (
     null_nonfinite,
 )
 from app.ops import metrics
+from app.ops.devices import is_device_failure
 from app.types import JobState
 
 log = logging.getLogger("anchorage.jobs")

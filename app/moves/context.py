@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from app.context import RequestContext, Services
 from app.db import tables
-from app.device_failures import is_device_failure
 from app.encoders import encoding
 from app.errors import AddressNotListed, AnchorageError
 from app.moves.maps import MigrationMaps, load_maps
+from app.ops.devices import is_device_failure
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.stores.port import Changes, Migration, NewVectors, Store, StoreId, StoreVectors
 from app.types import MigrationState

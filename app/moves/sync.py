@@ -14,7 +14,6 @@ from typing import Any
 
 from app.context import Services
 from app.db import tables
-from app.device_failures import is_device_failure
 from app.errors import AnchorageError, DatabaseUnavailable, MigrationActive, Unavailable
 from app.jobs.progress import Progress
 from app.jobs.worker import JobResult, problem_of
@@ -27,6 +26,7 @@ from app.moves.context import (
 )
 from app.moves.lease import Lease, take_lease
 from app.moves.service import CALL_STATES
+from app.ops.devices import is_device_failure
 
 log = logging.getLogger("anchorage.migration")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import traceback
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
 import orjson
 import structlog
@@ -26,33 +25,20 @@ def configure(*, level: int = logging.INFO) -> None:
     # These attributes are unused, and each line would look them up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_console() if sys.stderr.isatty() else JsonLines())
+    handler.setFormatter(Lines(for_reader=sys.stderr.isatty()))
     logging.basicConfig(handlers=[handler], level=level, force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def _console() -> logging.Formatter:
-    steps: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _without_colours,
-        _printable_values,
-    ]
-    last = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_traceback)
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=steps,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
-    )
-
-
-class JsonLines(logging.Formatter):
-    """Writes one JSON object a line: the event, its context and its extras.
+class Lines(logging.Formatter):
+    """Writes one JSON object a line, or for a reader: the event, its context and its extras.
 
     It is fast, because each request writes a line.
     """
+
+    def __init__(self, *, for_reader: bool = False) -> None:
+        super().__init__()
+        self._for_reader = for_reader
 
     def format(self, record: logging.LogRecord) -> str:
         own = record.__dict__
@@ -68,12 +54,23 @@ class JsonLines(logging.Formatter):
         line["timestamp"] = f"{moment.isoformat(timespec='microseconds')[:-6]}Z"
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
+        if self._for_reader:
+            return _readable(line)
         try:
             return printable(
                 orjson.dumps(line, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
             )
         except TypeError:  # half a surrogate pair, a number beyond 64 bits, a cycle
             return printable(json.dumps({name: _jsonable(value) for name, value in line.items()}))
+
+
+def _readable(line: dict[str, Any]) -> str:
+    """Returns the line as text. A traceback is indented: it shows where text of a client ends."""
+    when, level, event = (line.pop(name) for name in ("timestamp", "level", "event"))
+    trace = line.pop("exception", "").splitlines()
+    rest = (f"{name}={_jsonable(value)}" for name, value in line.items())
+    first = printable(" ".join([f"{when} [{level}]", event, *rest]))
+    return "\n".join([first, *(f"    {printable(each)}" for each in trace)])
 
 
 def _jsonable(value: object) -> object:
@@ -97,28 +94,3 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
-
-
-def _printable_values(
-    _logger: object, _name: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    return {
-        name: printable(value) if isinstance(value, str) else value for name, value in event.items()
-    }
-
-
-def _traceback(file: TextIO, error: structlog.typing.ExcInfo) -> None:
-    """Write a plain traceback: others print local variables, which can hold vectors and secrets.
-
-    The indentation shows where text of a client ends.
-    """
-    lines = "".join(traceback.format_exception(*error)).splitlines()
-    file.write("".join(f"\n    {printable(line)}" for line in lines))
-
-
-def _without_colours(
-    _logger: object, _name: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    """Returns the event without the web server's second text, which has colours."""
-    event.pop("color_message", None)
-    return event

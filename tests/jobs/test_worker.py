@@ -22,7 +22,7 @@ from app.types import JobKind, JobState
 from tests.db.helpers import closed, end_connections
 from tests.helpers import CONTEXT, again
 from tests.jobs.helpers import at, encoder, encoders, failing, never, run, turn, well
-from tests.test_device_failures import ILLEGAL
+from tests.ops.test_devices import ILLEGAL
 
 
 def test_a_job_that_ends_well_keeps_its_result_and_what_it_made_and_shows_no_earlier_error(

@@ -19,11 +19,11 @@ from itertools import chain, islice, zip_longest
 import torch
 from torch import Tensor
 
-from app.device_failures import is_device_failure
 from app.encoders.models.base import EncoderModel, Item
 from app.errors import AnchorageError, EncoderChanged, EncoderFailed, TooMuchAtOnce
 from app.lanes import use_threads
 from app.ops import metrics
+from app.ops.devices import is_device_failure
 
 log = logging.getLogger("anchorage.encoders")
 

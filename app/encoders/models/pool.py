@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import torch
 
-from app.device_failures import is_device_failure
 from app.encoders.models import model_files, text, vision
 from app.encoders.models.base import EncoderModel, EncoderSpec, Item, ModelSources
 from app.encoders.models.batcher import Batcher, EncodeTask
 from app.encoders.models.remote import encoder as remote
 from app.errors import AnchorageError, EncoderUnavailable
 from app.ops import metrics
+from app.ops.devices import is_device_failure
 from app.turns import SingleFlight
 from app.types import EncoderKind
 

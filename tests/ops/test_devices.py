@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.device_failures import is_device_failure
 from app.errors import EncoderFailed
+from app.ops.devices import is_device_failure
 
 ILLEGAL = (
     "CUDA error: an illegal memory access was encountered\n"
