@@ -9,13 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from app.maths.bootstrap import annealing, neighbours
 from app.maths.bootstrap.annealing import (
+    SHARPNESS,
     anneal_round,
     find_temperature,
     map_rows,
     principal_directions,
+    target_perplexity,
 )
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import fit_pools
@@ -129,6 +132,24 @@ def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     torch.testing.assert_close(
         found.along.double() @ found.along.double().T, table, rtol=0, atol=5e-3
     )
+
+
+def test_coordinates_are_unit_rows_of_the_leading_directions():
+    found = principal_directions(pool(1, 50, 8))
+    for power, dimensions in ((0.0, 3), (0.4, 8), (1.0, 12)):
+        rows = found.coordinates(power=power, dimensions=dimensions)
+        scaled = found.along[:, :dimensions] * found.variance[:dimensions].pow((power - 1) / 2)
+        torch.testing.assert_close(rows.double(), normalize(scaled), rtol=0, atol=1e-5)
+
+
+# the schedule
+
+
+@pytest.mark.parametrize(("breadth", "first"), [(500.0, 500.0), (0.1, SHARPNESS)])
+def test_the_perplexity_falls_geometrically_from_breadth_to_sharpness(breadth, first):
+    asked = [target_perplexity(breadth, done, 5) for done in range(5)]
+    ratio = (SHARPNESS / first) ** 0.25
+    assert asked == pytest.approx([first * ratio**done for done in range(5)])
 
 
 # scrambled pools
