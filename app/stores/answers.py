@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
-
-import httpx
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.errors import StoreUnavailable, StoreUnsupported
+
+if TYPE_CHECKING:  # the extra `pgvector` does not install it
+    import httpx
 
 #: most bytes of one answer, and most values of its JSON: each may take a hundred bytes of memory
 MAX_ANSWER_BYTES, MAX_ANSWER_VALUES = 16 << 20, 1_000_000
