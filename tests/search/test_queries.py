@@ -44,6 +44,7 @@ def test_a_text_has_the_row_that_was_named_first_and_goes_with_it(db: Database) 
     add(db, dict.fromkeys(DIGESTS, StoreRowId("s", row_digest("another"))))
     assert {store for _, store in find(db).values()} == {"s"}
     with db.transaction() as session:
+        assert queries.delete_of_rows(session, "another") == 0
         assert queries.delete_of_rows(session, "s", [row_digest(3), row_digest("3")]) == 1
         assert queries.delete_of_rows(session, "s") == 19
 
