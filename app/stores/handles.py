@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import threading
 import time
@@ -26,7 +27,7 @@ from app.db.tables import StoreRow
 from app.errors import AddressNotListed, AnchorageError, StoreUnavailable
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.stores.port import Store, StoreLocation
-from app.stores.registry import LOADED, load_connector, open_store
+from app.stores.registry import LOADED, has_cutover, load_connector, open_store
 from app.turns import Turns
 
 log = logging.getLogger("anchorage.stores")
@@ -36,6 +37,9 @@ MAX_OPEN_STORES = 64
 
 #: most calls of one address that run at once, and that wait
 CALLS_AT_ONCE, CALLS_WAITING = 8, 24
+
+#: most calls at once of a store in this process, which share its cores with all other requests
+EMBEDDED_CALLS_AT_ONCE = max(2, os.cpu_count() or 1)
 
 #: how long a request waits for one answer of a store
 STORE_ANSWER_S = 10.0
@@ -134,9 +138,10 @@ class StoreHandles:
     ) -> Future[Result]:
         """Call the store in a new thread, which holds the project's turn until the call ends."""
         location = self.location(row)
+        at_once = CALLS_AT_ONCE if has_cutover(row.kind) else EMBEDDED_CALLS_AT_ONCE
         with self._lock:
             turns = self._turns.setdefault(
-                location.url, Turns("calls of a store's address", CALLS_AT_ONCE, CALLS_WAITING)
+                location.url, Turns("calls of a store's address", at_once, CALLS_WAITING)
             )
         future: Future[Result] = Future()
 
