@@ -16,7 +16,7 @@ from app.context import RequestContext, Services
 from app.db import tables
 from app.db.cache import Key
 from app.db.redis import TensorCodec
-from app.errors import AnchorageError, Conflict, FitQueued, InvalidOption, TooManyJobs
+from app.errors import AnchorageError, Conflict, FitQueued, InvalidOption, NotFound, TooManyJobs
 from app.jobs import queries as jobs
 from app.jobs.submission import submit_job
 from app.maths.translators.decoder import Decoder
@@ -134,8 +134,10 @@ def _error_of(job: tables.JobRow) -> AnchorageError:
     if job.error is None:
         return Conflict(f"The job {job.id}, which made this fit, was cancelled. Try again in 60 s.")
     code = job.error["code"]
-    found = next((kind for kind in _kinds(AnchorageError) if kind.code == code), AnchorageError)
     detail = f"The job {job.id} could not make this fit: {job.error['detail']}"
+    if code.endswith("-not-found"):
+        return NotFound(detail, code.removesuffix("-not-found"))
+    found = next((kind for kind in _kinds(AnchorageError) if kind.code == code), AnchorageError)
     return found(detail, field=job.error.get("field"), limit=job.error.get("limit"))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from app.db import tables
 from app.db.cache import Cache
-from app.errors import Conflict, FitQueued, InvalidOption, TooManyJobs
+from app.errors import Conflict, FitQueued, InvalidOption, NotFound, TooManyJobs
 from app.jobs.submission import cancel_job
 from app.maths.translators import methods
 from app.translate import fit as translators
@@ -100,18 +100,21 @@ def test_a_fit_that_takes_too_long_is_refused(short, monkeypatch, make):
     assert caught.value.field == "method"
 
 
-def test_a_request_gets_the_error_that_ended_its_job(short, stocked_services):
+@pytest.mark.parametrize(
+    ("code", "kind"), [(InvalidOption.code, InvalidOption), ("anchor-set-not-found", NotFound)]
+)
+def test_a_request_gets_the_error_that_ended_its_job(short, stocked_services, code, kind):
     cancel_job(short, CONTEXT, job_of(short, plan()).id)
     with pytest.raises(Conflict, match="was cancelled"):
         apply.prepare_map(short, CONTEXT, plan())
     failed = job_of(short, plan(ridge=2.0))
-    error = {"code": InvalidOption.code, "detail": "no.", "field": "anchor_set"}
+    error = {"code": code, "detail": "no.", "field": "anchor_set"}
     with stocked_services.db.transaction() as session:
         row = session.get(tables.JobRow, failed.id)
         row.state, row.error, row.finished_at = JobState.failed, error, tables.now()
-    with pytest.raises(InvalidOption, match="could not make") as caught:
+    with pytest.raises(kind, match="could not make") as caught:
         apply.prepare_map(short, CONTEXT, plan(ridge=2.0))
-    assert caught.value.field == "anchor_set"
+    assert caught.value.code == code
 
 
 def test_a_decoding_is_left_to_jobs_too(short, stocked_services):
