@@ -205,7 +205,8 @@ def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
 def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
     """Raises EncoderChanged when the model's files differ from those that were registered."""
     current, registered = model.identity.members, encoder.identity or {}
-    if changed := sorted(name for name in registered if registered[name] != current.get(name)):
+    both = registered.keys() & current.keys()  # another version may know other members
+    if changed := sorted(name for name in both if registered[name] != current[name]):
         raise EncoderChanged(
             f"The model of encoder {encoder.name!r} has changed since it was registered: "
             f"{', '.join(changed)} differ. Restore its files, or register them as another encoder.",

@@ -68,7 +68,6 @@ class ModelIdentity(BaseModel):
     normalise: bool | None = Field(description="Whether the vectors are scaled to norm 1.")
     dim: int = Field(description="Dimension of the vectors.")
     dtype: str | None = Field(None, description="Type of the model's weights.")
-    draft: bool = Field(False, description="Whether JPEG files are decoded at a reduced size.")
 
     @property
     def members(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Checks and decodes the image files that clients send, and prepares the images for a timm model.
 
-Pillow decodes and resizes without the interpreter's lock. One thread a core decodes small images,
-in turns of all requests. A request's own thread decodes its large ones, two at once in the process,
-so that no small one waits behind them and few are in memory.
+Pillow decodes and resizes without the interpreter's lock. One thread a core decodes images, in
+turns of all requests; of large ones two at once, so that few are in memory.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -72,13 +71,10 @@ class _File(BytesIO):
         return super().read(size)
 
 
-def open_image(data: bytes, draft_side: int | None = None) -> Image:
+def open_image(data: bytes) -> Image:
     """Return the file's first image, whose header is checked and which is not decoded yet.
 
     Raises ImageTooLarge and InvalidImage.
-
-    draft_side  decode a JPEG at 1/8, 1/4 or 1/2 of its size, the smallest whose shorter side has at
-                least this number of pixels
     """
     from PIL import Image as pillow  # noqa: N813
 
@@ -103,8 +99,6 @@ def open_image(data: bytes, draft_side: int | None = None) -> Image:
             )
         if image.format in ("JPEG", "MPO"):
             _check_scans(data)
-            if draft_side is not None:
-                image.draft(None, (draft_side, draft_side))
         return image
 
 
@@ -199,13 +193,12 @@ class ImagePreparer:
     Several threads may call its methods at once.
 
     config  from timm's `resolve_model_data_config`
-    draft   whether JPEG files are decoded at a reduced size that is large enough
 
     Raises EncoderUnavailable for a model that does not read colours, and any error of timm and
     torchvision for a configuration that is not valid.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, draft: bool) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         channels, height, width = config["input_size"]
         if channels != 3:
             raise EncoderUnavailable(
@@ -217,7 +210,6 @@ class ImagePreparer:
         self.size = (width, height)
         #: shorter side after a resize that keeps proportions
         self._scaled = int(max(height, width) / config["crop_pct"])
-        self._draft_side = max(height, width, self._scaled) if draft else None
 
     def prepare(self, inputs: Sequence[Input]) -> list[Item]:
         """Decode and preprocess images, several at once. Raises InvalidInput for texts,
@@ -225,24 +217,18 @@ class ImagePreparer:
         """
         files = _require_images(inputs)
         items: dict[int, Item] = {}
-        large: list[int] = []
         wrong: dict[int, AnchorageError] = {}
 
-        def read(row: int, *, is_small: bool) -> None:
+        def read(row: int, _: int) -> None:
             try:
-                image = open_image(files[row], self._draft_side)
+                image = open_image(files[row])
                 pixels = max(image.size[0] * image.size[1], self._resized_pixels(image))
-                if is_small and pixels > SMALL_IMAGE_PIXELS:
-                    large.append(row)
-                else:
+                with _large if pixels > SMALL_IMAGE_PIXELS else nullcontext():
                     items[row] = self._decode(image)
             except (InvalidImage, ImageTooLarge) as error:
                 wrong[row] = error
 
-        _lanes().submit(lambda row, _: read(row, is_small=True), len(files), step=1).result()
-        for row in large:
-            with _large:
-                read(row, is_small=False)
+        _lanes().submit(read, len(files), step=1).result()
         if wrong:  # one error of the first one's class, with the rows of all of that class
             first = wrong[min(wrong)]
             rows = sorted(row for row, error in wrong.items() if type(error) is type(first))

@@ -90,11 +90,6 @@ class ImageOptions(EncoderOptions):
     """Options of a timm encoder."""
 
     dtype: Dtype = Field("float32", description="number format of the computation")
-    draft: bool = Field(
-        False,
-        description="decode JPEG files at 1/2, 1/4 or 1/8 of their size where that has enough "
-        "pixels for the model: faster, and other vectors",
-    )
 
 
 class RemoteOptions(EncoderOptions):

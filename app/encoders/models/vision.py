@@ -89,7 +89,7 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> VisionEncoder
     folder, revision = find_model(spec, sources)
     model = _load_folder(folder)
     config = import_timm("timm.data").resolve_model_data_config(model)
-    preparer = ImagePreparer(config, draft=options.draft)
+    preparer = ImagePreparer(config)
     dtype = ENCODER_DTYPES[options.dtype]
     model = model.eval().requires_grad_(False).to(device, dtype)
     full = _measure_dim(model, preparer, device, dtype)
@@ -100,7 +100,6 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> VisionEncoder
         normalise=bool(options.normalise),
         dim=choose_dim(options, full),
         dtype=options.dtype,
-        draft=options.draft,
     )
     return VisionEncoder(model, preparer, identity, device=device)
 

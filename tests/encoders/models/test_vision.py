@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -81,13 +80,13 @@ def test_options_change_the_vectors_and_the_identity(folder):
     short = load(folder, "vit", normalise=True, dim=10)
     torch.testing.assert_close(encode(short, IMAGES), normalize(vectors[:, :10]))
     torch.testing.assert_close(encode(load(folder, "vit", dim=10), IMAGES), vectors[:, :10])
-    half, draft = load(folder, "vit", dtype="bfloat16"), load(folder, "vit", draft=True)
+    half = load(folder, "vit", dtype="bfloat16")
     torch.testing.assert_close(encode(half, IMAGES), vectors, atol=0.1, rtol=0.1)
     assert not torch.equal(encode(half, IMAGES), vectors)
     assert half.nbytes * 2 == plain.nbytes
     assert (short.dim, short.identity.dim, short.identity.normalise) == (10, 10, True)
     assert half.identity.dtype == "bfloat16"
-    assert len({encoder.identity.fingerprint for encoder in (plain, short, half, draft)}) == 4
+    assert len({encoder.identity.fingerprint for encoder in (plain, short, half)}) == 3
     assert (plain.modality, plain.identity.model) == (Modality.image, "vit")
     assert load(folder, "vit").identity == plain.identity
 
@@ -121,61 +120,29 @@ STATISTICS = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 CONFIG = {"input_size": (3, 20, 20), "crop_pct": 1.0, "crop_mode": "squash", **STATISTICS}
 
 
-def photograph(width: int, height: int, **options) -> bytes:
-    """A JPEG with smooth areas and edges."""
-    waves = torch.outer(torch.linspace(0, 9, height).sin(), torch.linspace(0, 7, width).cos())
-    waves[height // 3 : height // 2, width // 4 :] = 0.5
-    pixels = torch.stack([waves, waves.roll(width // 5, 1), -waves], 2) * 100 + 128
-    file = BytesIO()
-    Image.fromarray(pixels.to(torch.uint8).numpy()).save(file, "JPEG", **options)
-    return file.getvalue()
-
-
 def picture(width: int, height: int, shade: int = 0) -> bytes:
     return png(Image.new("RGB", (width, height), (shade, 90, 200)))
 
 
 def test_other_models_than_of_colours_are_refused():
     with pytest.raises(EncoderUnavailable, match="1 channels"):
-        ImagePreparer({**CONFIG, "input_size": (1, 32, 32)}, draft=False)
+        ImagePreparer({**CONFIG, "input_size": (1, 32, 32)})
 
 
-def test_a_draft_changes_only_jpeg_files_that_have_pixels_to_spare(folder, monkeypatch):
-    exact, draft = (load(folder, "resnet", draft=value) for value in (False, True))
-    side = draft.preparer._draft_side
-    assert side == exact.preparer._scaled
-    for file in (
-        png(PICTURES[0]),
-        photograph(4 * side, 2 * side - 1),
-        photograph(side, 9 * side),
-        photograph(side // 2, side // 2),
-    ):
-        [one], [two] = exact.prepare([file], ROLE), draft.prepare([file], ROLE)
-        assert torch.equal(one.features, two.features)
-    large = photograph(4 * side, 2 * side)
-    [one], [two] = exact.prepare([large], ROLE), draft.prepare([large], ROLE)
-    assert not torch.equal(one.features, two.features)
-    assert (one.features - two.features).abs().mean() < 0.05
-    # The limit counts the pixels of the file: a reduced size does not admit more.
-    monkeypatch.setattr(images, "MAX_IMAGE_PIXELS", 8 * side**2 - 1)
-    with pytest.raises(ImageTooLarge):
-        draft.prepare([large], ROLE)
-
-
-def test_items_have_the_order_of_the_inputs_and_large_images_delay_no_small_ones(monkeypatch):
+def test_items_have_the_order_of_the_inputs_and_two_large_images_are_decoded_at_once(monkeypatch):
     monkeypatch.setattr(images, "SMALL_IMAGE_PIXELS", 5_000)
     monkeypatch.setattr(images, "_large", threading.Semaphore(0))
-    preparer = ImagePreparer(CONFIG, draft=False)
+    preparer = ImagePreparer(CONFIG)
     small = [picture(20, 20 + place, place) for place in range(30)]
-    # The second has few pixels, and many once it is resized.
-    large = [picture(100, 60), png(Image.new("L", (900, 2)))]
-    with ThreadPoolExecutor(6) as clients:
-        waiting = [clients.submit(preparer.prepare, [*large, small[9]]) for _ in range(5)]
-        items = clients.submit(preparer.prepare, small).result(timeout=SOON_S)
-        assert not any(each.done() for each in waiting)
+    # The first has few pixels, and many once it is resized.
+    large = [png(Image.new("L", (900, 2))), picture(100, 60)]
+    items = preparer.prepare(small)
+    with ThreadPoolExecutor(1) as client:
+        waiting = client.submit(preparer.prepare, [*large, small[9]])
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.3)
         images._large.release()
-        for each in waiting:
-            assert torch.equal(each.result(timeout=SOON_S)[2].features, items[9].features)
+        assert torch.equal(waiting.result(timeout=SOON_S)[2].features, items[9].features)
     alone = [preparer.prepare([file])[0].features for file in small]
     assert all(torch.equal(one.features, two) for one, two in zip(items, alone, strict=True))
 
@@ -189,7 +156,7 @@ def test_items_have_the_order_of_the_inputs_and_large_images_delay_no_small_ones
 )
 def test_an_error_names_all_rows_of_the_first_kind(files, error, rows):
     with pytest.raises(error) as caught:
-        ImagePreparer(CONFIG, draft=False).prepare(files)
+        ImagePreparer(CONFIG).prepare(files)
     assert (caught.value.rows, caught.value.field) == (rows, "inputs")
 
 
