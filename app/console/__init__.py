@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from app.console import assets, jobs, migration_page, overview, pages, sign_in, stores_page
+from app.console import assets, migration_page, overview, pages, sign_in, stores_page
 
 #: every module with pages; each has a `router`
-PAGES = (sign_in, assets, overview, migration_page, stores_page, jobs)
+PAGES = (sign_in, assets, overview, migration_page, stores_page)
 
 
 def install(app: FastAPI) -> None:

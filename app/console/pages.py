@@ -27,13 +27,6 @@ TEMPLATES = Environment(
 TEMPLATES.filters.update(formats.FILTERS)
 
 
-#: links of the navigation: path, title, and the beginnings of the paths that belong to it
-NAVIGATION = (
-    ("", "Stores", ("/stores/",)),
-    ("/jobs", "Jobs", ("/jobs/",)),
-)
-
-
 def base_of(request: Request) -> str:
     """Returns the prefix of all paths, which a proxy may have set."""
     base: str = request.scope.get("root_path", "")
@@ -57,8 +50,6 @@ def render(
     html = TEMPLATES.get_template(template).render(
         base=base,
         asset=partial(asset_url, base),
-        here=request.url.path.removeprefix(base).removeprefix(CONSOLE),
-        navigation=NAVIGATION,
         caller=getattr(request.state, "context", None),
         needs_key=request.app.state.keys is not None,
         version=__version__,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from app.maths.relevance.advice import AdvisedOption, Certainty
-from app.maths.relevance.options import SearchOption
-from app.types import JobKind, JobState, MigrationState
+from app.types import MigrationState
 
 
 class OptionWords(NamedTuple):
@@ -44,37 +43,6 @@ CERTAINTIES: dict[Certainty, str] = {
     "undecided": "measured, undecided",
     "expected": "expected",
     "unknown": "not measured",
-}
-
-#: the ways to search that an evaluation measures
-SEARCHES: dict[SearchOption, str] = {
-    "keep": "Keep",
-    "bridge": "Bridge",
-    "cascade": "Cascade",
-    "fuse": "Fuse",
-    "native-cascade": "Native, after a cascade",
-    "native-fuse": "Native, with old scores",
-    "translate": "Translate",
-    "re-embed": "Re-embed",
-}
-
-JOB_KINDS: dict[str, str] = {
-    JobKind.bootstrap: "Make anchors from two pools",
-    JobKind.embed: "Encode an anchor set",
-    JobKind.translator: "Fit a translator",
-    JobKind.fit: "Fit for a request",
-    JobKind.evaluate: "Evaluate a translation",
-    JobKind.migrate: "Migrate a store",
-    JobKind.compare: "Compare encoders",
-}
-
-#: the colour of each state's badge
-JOB_TONES: dict[JobState, str] = {
-    JobState.queued: "",
-    JobState.running: "fair",
-    JobState.succeeded: "good",
-    JobState.failed: "bad",
-    JobState.cancelled: "",
 }
 
 #: what each state of a migration means, and the colour of its badge

@@ -223,22 +223,17 @@ def jobs(
     state: JobState | None,
     before: datetime | None,
     limit: int,
-    whole: bool = False,
 ) -> Sequence[JobRow]:
-    """Return jobs created before a moment, the newest first.
-
-    whole  with their arguments and results
-    """
+    """Return jobs created before a moment, the newest first, without arguments and results."""
     query = (
         select(JobRow)
         .where(JobRow.project == project)
         .order_by(JobRow.created_at.desc(), JobRow.id)
         .limit(limit)
+        .options(defer(JobRow.arguments), defer(JobRow.result))
     )
     if state is not None:
         query = query.where(JobRow.state == state)
     if before is not None:
         query = query.where(JobRow.created_at < before)
-    if not whole:
-        query = query.options(defer(JobRow.arguments), defer(JobRow.result))
     return session.scalars(query).all()

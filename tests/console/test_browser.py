@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import lancedb
 import numpy as np
@@ -20,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from anchorage_client import Client
 from app.access.service import create_key
 from app.context import RequestContext
-from app.db.tables import Base, EncoderRow, JobRow, StoreRow, now
+from app.db.tables import Base, EncoderRow, StoreRow
 from app.main import create_app
 from app.settings import Settings
 from app.types import Scope
@@ -32,7 +31,6 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 #: the size of a small phone; the height shows whole pages, which then load whole
 PHONE = {"width": 360, "height": 9_000}
 
-PAGES = ("/console", "/console/jobs")
 PAIR = {"source": "old", "target": "new", "anchor_set": "faq"}
 
 
@@ -46,22 +44,11 @@ def hostile_rows() -> list[Base]:
     encoder = {"project": "hostile", "kind": "external", "dim": 12, "modality": "text"}
     first = EncoderRow(name=hostile("encoder"), model=hostile("model"), **encoder)
     place = {name: hostile(name) for name in ("name", "address", "collection")}
-    job = {"progress": {"phase": hostile("phase")}, "state": "failed", "finished_at": now()}
-    return [
-        first,
-        StoreRow(project="hostile", kind="lancedb", encoder=first, **place),
-        JobRow(
-            project="hostile",
-            kind=hostile("k")[:40],
-            arguments={"name": hostile("argument"), "source": hostile("source")},
-            error={"code": "x", "title": hostile("title"), "detail": hostile("detail")},
-            **job,
-        ),
-    ]
+    return [first, StoreRow(project="hostile", kind="lancedb", encoder=first, **place)]
 
 
 def fill(client: Client, lake: Path) -> list[str]:
-    """Encoders, anchors, a job, and a store with a plan; returns the paths of their pages."""
+    """Encoders, anchors, and a store with a plan; returns the paths of its pages."""
     generator = np.random.default_rng(5)
     meaning = generator.normal(size=(120, 8))
     old = meaning @ generator.normal(size=(8, 12)) + 0.1 * generator.normal(size=(120, 12))
@@ -69,14 +56,12 @@ def fill(client: Client, lake: Path) -> list[str]:
     for name, vectors in (("old", old), ("new", new)):
         client.encoders.create(name, dim=vectors.shape[1])
     client.anchor_sets.create("faq", embeddings={"old": old, "new": new})
-    job = client.translator(**PAIR, as_job=True)
     rows = [{"id": id_, "text": f"text {id_}", "vector": row} for id_, row in enumerate(old[:40])]
     lancedb.connect(lake).create_table("docs", rows)
     place = {"kind": "lancedb", "address": "main", "collection": "docs", "text_field": "text"}
     client.stores.create("docs", encoder="old", **place)
     client.migrations.create(store="docs", target="new", anchor_set="faq", force_space=True)
-    pages = (f"/console/stores/docs{page}" for page in ("", "/plan", "/steps/run"))
-    return [f"/console/jobs/{job.id}", *pages]
+    return [f"/console/stores/docs{page}" for page in ("", "/plan", "/steps/run")]
 
 
 @pytest.fixture
@@ -110,14 +95,9 @@ def signed_in(browser: Browser, url: str, key: str) -> Iterator[tuple[Page, list
         context.close()
 
 
-def test_the_pages_are_sound_and_follow_a_job(
-    browser: Browser, tmp_path: Path, endless_bootstrap: dict[str, Any]
-) -> None:
+def test_the_pages_are_sound_and_follow_a_run(browser: Browser, tmp_path: Path) -> None:
     stores = {"main": {"url": str(tmp_path / "lake"), "projects": ["full"]}}
     app = create_app(Settings(data_dir=tmp_path / "data", auth="keys", stores=stores))
-    generator = np.random.default_rng(9)
-    pools = {"source_pool": (200, 12), "target_pool": (200, 16)}
-    vectors = {name: generator.normal(size=shape) for name, shape in pools.items()}
     with listening(app) as (host, port):
         url, services = f"http://{host}:{port}", app.state.services
         full, other = (
@@ -127,27 +107,17 @@ def test_the_pages_are_sound_and_follow_a_job(
         with services.db.transaction() as session:
             session.add_all(hostile_rows())
         with Client(url, api_key=full) as client, signed_in(browser, url, full) as (page, faults):
-            for path in (*PAGES, *fill(client, tmp_path / "lake")):
+            for path in ("/console", *fill(client, tmp_path / "lake")):
                 page.goto(f"{url}{path}")
                 expect(page.locator(".waiting")).to_have_count(0, timeout=60_000)
                 assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
                 assert faults == [], path
-            between = {"source": "old", "target": "new"}
-            job = client.bootstrap(**{**endless_bootstrap, **between, **vectors}, as_job=True)
-            page.goto(f"{url}/console/jobs")
-            row = page.locator(f"#job-{job.id}")
-            expect(row.get_by_text("running")).to_be_visible(timeout=20_000)
-            page.once("dialog", lambda dialog: dialog.accept())
-            row.get_by_role("button", name="Cancel").click()
-            expect(row.get_by_text("cancelled")).to_be_visible(timeout=20_000)
-            status = page.get_by_role("status")
-            expect(status).to_have_text("No job waits or runs.", timeout=20_000)
+            page.get_by_role("button", name="Run", exact=True).click()
+            expect(page.get_by_text("40 of 40 rows")).to_be_visible(timeout=20_000)
             assert faults == []
-        with Client(url, api_key=other) as client, signed_in(browser, url, other) as (page, faults):
-            for path in (*PAGES, *(f"/console/jobs/{each['id']}" for each in client.jobs.list())):
-                page.goto(f"{url}{path}")
-                expect(page.locator(".waiting")).to_have_count(0, timeout=60_000)
-                assert "-text" in page.content(), path
-                assert page.locator("[data-hostile]").count() == 0, path
-                assert page.evaluate("window.ran") is None, path
-                assert faults == [], path
+        with signed_in(browser, url, other) as (page, faults):
+            expect(page.locator(".waiting")).to_have_count(0, timeout=60_000)
+            assert "-text" in page.content()
+            assert page.locator("[data-hostile]").count() == 0
+            assert page.evaluate("window.ran") is None
+            assert faults == []

@@ -28,8 +28,8 @@ def test_a_key_in_the_form_opens_the_pages_and_no_api_until_the_sign_out(
     browser: TestClient, new_key: Callable[..., str]
 ) -> None:
     key = new_key(browser, "read")
-    answer = sign_in(browser, key, next="/console/jobs")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/console/jobs")
+    answer = sign_in(browser, key, next="/console/stores/docs")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/stores/docs")
     cookie = answer.headers["set-cookie"]
     for part in ("HttpOnly", "SameSite=strict", "Path=/console"):
         assert part in cookie
@@ -57,11 +57,11 @@ def test_a_wrong_or_revoked_key_gets_a_plain_message_and_no_cookie(browser: Test
 
 
 def test_signed_out_requests_lead_to_the_form_and_back(browser: TestClient) -> None:
-    answer = browser.get("/console/jobs")
-    assert answer.headers["location"] == "/console/sign-in?ended=0&next=/console/jobs"
+    answer = browser.get("/console/stores/docs")
+    assert answer.headers["location"] == "/console/sign-in?ended=0&next=/console/stores/docs"
     form = browser.get(answer.headers["location"])
-    assert 'name="next" value="/console/jobs"' in form.text
-    part = browser.get("/console/jobs", headers={"HX-Request": "true"})
+    assert 'name="next" value="/console/stores/docs"' in form.text
+    part = browser.get("/console/stores/docs", headers={"HX-Request": "true"})
     assert part.headers["hx-redirect"] == "/console/sign-in?ended=0"
 
 
@@ -139,4 +139,4 @@ def test_a_page_of_another_site_may_link_to_a_page_and_ask_for_no_part(
     frame = {**link, "Sec-Fetch-Dest": "iframe"}
     assert client.get("/console", headers={**other, **frame}).status_code == 403
     own = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
-    assert client.get("/console/jobs/live", headers=own).status_code == 200
+    assert client.get("/console", headers=own).status_code == 200
