@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-from tests.torture.stores import KINDS, Stage
+from tests.torture.stage import KINDS, torture_kind
 from tests.torture.tally import Tally
 
 #: of the time: clients of pgvector may do most
@@ -30,13 +28,12 @@ def main() -> None:
     seed = int(time.time()) if options.seed is None else options.seed
     print(f"SEED={seed}", flush=True)
     tally = Tally()
+    kinds = options.store or KINDS
+    shares = {kind: SHARES.get(kind, 1) for kind in kinds}
     try:
-        with tempfile.TemporaryDirectory(prefix="anchorage-torture-") as folder:
-            kinds = options.store or KINDS
-            with Stage(kinds, Path(folder), tally, seed=seed) as stage:
-                for kind in kinds:
-                    share = SHARES.get(kind, 1) / sum(SHARES.get(each, 1) for each in kinds)
-                    stage.torture(kind, 60 * options.minutes * share)
+        for kind, share in shares.items():
+            seconds = 60 * options.minutes * share / sum(shares.values())
+            torture_kind(kind, tally, seed=seed, seconds=seconds)
     finally:
         print(tally.table(), flush=True)
     sys.exit(1 if tally.faults else 0)
