@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
-import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from starlette.testclient import TestClient
 
-from app import __version__
 from app.cli import serve
 from app.demo.server import free_port
 from app.settings import Settings
@@ -54,6 +51,7 @@ WRONG_STORE = '{"main": {"url": "hunter2", "kind": "x"}}'
         ("db upgrade", {"database_url": "mysql://:hunter2@localhost/x"}, NO_DATABASE),
         ("db upgrade", {"database_url": "postgresql://127.0.0.1:1/x"}, NO_DATABASE),
         ("worker", {}, "ANCHORAGE_DATABASE_URL"),
+        ("worker", {"redis_url": "redis://127.0.0.1:1", "devices": "tpu"}, "device"),
         ("worker", {"database_url": "mysql://:hunter2@localhost/x"}, NO_DATABASE),
         ("worker", {"database_url": "postgresql://127.0.0.1:1/x"}, "Start it, or correct"),
         ("keys create --name x", {}, "anchorage db upgrade"),
@@ -90,11 +88,6 @@ def test_a_port_in_use_is_named_with_another_one(terminal: Terminal) -> None:
     assert f"anchorage serve --port {port + 1}" in text
 
 
-def test_a_worker_is_told_which_devices_there_are(tmp_path: Path, redis_url: str) -> None:
-    terminal = Terminal(data_dir=tmp_path, redis_url=redis_url, devices="tpu")
-    assert "device" in terminal.refusal("worker")
-
-
 def test_the_first_key_is_made_when_none_works_and_shown_once(migrated: Terminal) -> None:
     first = ("db", "upgrade", "--first-key")
     made = [re.findall(KEY, migrated.ok(*first)) for _ in range(2)]
@@ -116,40 +109,13 @@ def test_the_story_of_a_key(migrated: Terminal) -> None:
     assert secret not in listed
     assert id_ not in migrated.ok("keys", "list", "--project", "other")
     assert "no API key 'x'" in migrated.refusal("keys", "revoke", "x")
+    create = ("keys", "create", "--name", "x")
+    assert "a rate like 600/minute" in migrated.refusal(*create, "--rate", "5/minute\n")
+    assert "1 to 100 printable" in migrated.refusal(*create, "--project", "a\x01b")
     migrated.ok("keys", "revoke", id_)
     listed = migrated.ok("keys", "list")
     assert "revoked" in listed
     assert "works" not in listed
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "reason"),
-    [
-        ("--rate", "5/minute\n", "a rate like 600/minute"),
-        ("--project", "a\x01b", "1 to 100 printable characters"),
-    ],
-)
-def test_a_key_that_cannot_be_made_is_refused_in_a_sentence(
-    migrated: Terminal, option: str, value: str, reason: str
-) -> None:
-    assert reason in migrated.refusal("keys", "create", "--name", "x", option, value)
-    assert "works" not in migrated.ok("keys", "list")
-
-
-def test_a_refused_command_leaves_no_connection_open(
-    tmp_path: Path, postgres_server: str, postgres_url: str
-) -> None:
-    terminal = Terminal(data_dir=tmp_path, database_url=postgres_url)
-    terminal.ok("db", "upgrade")
-    terminal.refusal("keys", "revoke", "0" * 32)
-    with psycopg.connect(postgres_server.replace("+psycopg", "")) as connection:
-        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s"
-        left = connection.execute(query, [postgres_url.rpartition("/")[2]]).fetchone()
-    assert left == (0,)
-
-
-def test_the_version_is_printed(terminal: Terminal) -> None:
-    assert terminal.ok("--version") == __version__
 
 
 def test_secrets_may_come_as_files_and_the_environment_wins(
@@ -161,16 +127,6 @@ def test_secrets_may_come_as_files_and_the_environment_wins(
     settings = Settings(_secrets_dir=tmp_path)
     assert settings.database_url == "postgresql://user:word@db/anchorage"
     assert settings.redis_url == "redis://environment/1"
-
-
-def test_a_database_of_a_newer_version_is_said_to_be_one(
-    tmp_path: Path, migrated: Terminal
-) -> None:
-    with sqlite3.connect(tmp_path / "anchorage.db") as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
-    assert "Another version" in migrated.refusal("db", "upgrade")
-    assert "Another version" in migrated.refusal("serve")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems lack TCP_USER_TIMEOUT")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from fastapi import FastAPI
-from redis import Redis
 
 from app.db import tables
 from app.db.blobs import BlobStore
@@ -20,7 +19,6 @@ from app.db.session import Database
 from app.db.tables import now
 from app.demo.server import free_port
 from tests.cli.conftest import Terminal
-from tests.fixtures.db import RedisServer
 from tests.serving import listening, serving
 
 Found = tuple[int, dict[str, tuple[str, str]]]
@@ -149,11 +147,3 @@ def test_vectors_that_the_data_dir_lacks_are_a_failure(folder: Path) -> None:
     assert (code, found["files"][0]) == (1, "failed")
     assert "1 of 1 files of vectors are missing" in found["files"][1]
     assert "restore a backup of the folder" in found["files"][1]
-
-
-def test_redis_must_take_writes(folder: Path, redis_server: RedisServer) -> None:
-    assert examine(folder, redis_url=redis_server.url)[1]["redis"][0] == "ok"
-    with Redis.from_url(redis_server.url) as admin:
-        admin.config_set("min-replicas-to-write", "1")
-    code, found = examine(folder, redis_url=redis_server.url)
-    assert (code, found["redis"][0]) == (1, "failed")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import lancedb
 import numpy as np
 import pyarrow as pa
+import pytest
 import typer
 
 from app.cli.commands import cli
@@ -87,27 +85,10 @@ def test_a_key_is_asked_for_and_says_the_project(serve: Serve) -> None:
     terminal.ok("encoders", "add", "a", "--dim", "3")
 
 
-def test_ctrl_c_has_the_usual_exit_code() -> None:
-    # Python installs no handler where the parent ignores SIGINT, as a shell does for its jobs.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        ended, main = threading.Event(), threading.main_thread()
+def test_ctrl_c_has_the_usual_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
 
-        def interrupt() -> None:
-            connection, _ = silent.accept()
-            with connection:
-                connection.recv(1)  # the command waits for its answer
-                assert main.ident is not None
-                signal.pthread_kill(main.ident, signal.SIGINT)
-                ended.wait(60)
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        try:
-            stopped = Terminal(url=url).run("encoders", "list")
-        finally:
-            signal.signal(signal.SIGINT, before)
-            ended.set()
-            thread.join()
+    monkeypatch.setattr("app.cli.encoders.connect", interrupt)
+    stopped = Terminal().run("encoders", "list")
     assert (stopped.exit_code, stopped.output) == (130, "")
