@@ -110,13 +110,6 @@ def test_what_was_looked_up_is_found_under_its_whole_name(names):
     assert (look_up(names, 2), names.find(X)) == (1, 1)
 
 
-def test_what_a_look_up_raises_is_not_remembered(names):
-    with pytest.raises(ZeroDivisionError):
-        names.find_or(X, lambda: 1 / 0)
-    assert names.find(X) is None
-    assert look_up(names, 1) == 1
-
-
 def test_after_forget_nothing_from_before_is_found_nor_from_a_look_up_that_began_before(names):
     look_up(names, "old")
     names.forget()

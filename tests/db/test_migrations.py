@@ -15,7 +15,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, create_engine, select, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from app.db import tables
@@ -45,14 +45,6 @@ def difference(connection: Connection) -> list[Any]:
 def test_the_newest_schema_is_what_the_tables_say(database_url):
     command.upgrade(alembic_config(database_url), "head")
     assert look(database_url, difference) == []
-
-
-def test_migrating_twice_changes_nothing_and_keeps_rows(empty):
-    with empty.transaction() as session:
-        session.add(tables.EncoderRow(name="e", kind="external", dim=2, modality="text"))
-    empty.upgrade()
-    with empty.transaction() as session:
-        assert session.scalars(select(tables.EncoderRow.name)).all() == ["e"]
 
 
 def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_url):

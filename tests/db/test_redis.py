@@ -65,15 +65,10 @@ def ask(
 
 
 def counted(kind: str) -> dict[str, float]:
-    """What has been counted so far, by outcome."""
+    """What has been counted of this kind, by outcome; a test has kinds of its own."""
     families = REGISTRY.restricted_registry(["anchorage_cache_total"]).collect()
-    samples = [each for family in families for each in family.samples]
+    samples = [each for family in families for each in family.samples if each.value]
     return {each.labels["outcome"]: each.value for each in samples if each.labels["kind"] == kind}
-
-
-def since(before: dict[str, float], kind: str) -> dict[str, float]:
-    changes = {name: count - before.get(name, 0) for name, count in counted(kind).items()}
-    return {name: change for name, change in changes.items() if change}
 
 
 # --- what travels comes back bit for bit ----------------------------------------------------------
@@ -122,7 +117,7 @@ def test_what_travels_comes_back_bit_for_bit(store_at, redis_url, redis_prefix, 
     assert first.get_or_make(kind, b"key", lambda: value, shared) is value
     back = second.get_or_make(kind, b"key", lambda: pytest.fail("it is there"), shared)
     assert equal(back, value)
-    assert since({}, kind) == {"made": 1, "redis": 1}
+    assert counted(kind) == {"made": 1, "redis": 1}
 
 
 def test_nothing_is_ever_unpickled(tmp_path):
@@ -169,7 +164,7 @@ def test_a_damaged_entry_is_made_anew_and_overwritten_with_a_good_one_that_ends(
     for _ in range(2):
         assert torch.equal(ask(store, "a", torch.ones(3), made, "damage"), torch.ones(3))
     assert made == ["a", "a"]
-    assert since({}, "damage") == {"corrupt": 1, "made": 2, "redis": 1}
+    assert counted("damage") == {"corrupt": 1, "made": 2, "redis": 1}
 
 
 # --- bounded --------------------------------------------------------------------------------------
@@ -194,7 +189,7 @@ def test_memory_is_asked_before_redis_and_redis_before_the_maker(store_at, redis
     for cache in (first, first, second, second):
         cache.get_or_make(("order", "k"), make, lambda tensor: tensor.nbytes, shared=MATRIX)
     assert made == [1]
-    assert since({}, "order") == {"made": 1, "redis": 1, "memory": 2}
+    assert counted("order") == {"made": 1, "redis": 1, "memory": 2}
 
 
 # --- Redis away -----------------------------------------------------------------------------------
@@ -221,11 +216,11 @@ def test_whatever_answers_at_the_address_every_value_is_made_and_nothing_is_take
         server.answer, server.daemon_threads = answer, True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"redis://127.0.0.1:{server.server_address[1]}/0"
-        store, made, before = store_at(url), [], counted("nobody")
+        store, made, kind = store_at(url), [], f"answer {answer[:4]!r}"
         for name in "aab":
-            assert torch.equal(ask(store, name, torch.ones(2), made, "nobody"), torch.ones(2))
+            assert torch.equal(ask(store, name, torch.ones(2), made, kind), torch.ones(2))
         assert made == ["a", "a", "b"]
-        found = since(before, "nobody")
+        found = counted(kind)
         assert (found["made"], found["away"] >= 1) == (3, True)
         assert not OptionalRedis(url).takes_writes("ready")
         budget = TextBudget(5, url, "p")

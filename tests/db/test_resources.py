@@ -11,12 +11,7 @@ from sqlalchemy.orm import Session
 from app import errors
 from app.db import resources, tables
 from app.db.session import Database
-from app.errors import (
-    NameTaken,
-    NotFound,
-)
 from app.ops import retention
-from app.translate import queries as translators
 
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -41,23 +36,6 @@ def db(empty: Database) -> Database:
 
 def named(session: Session, table: type, name: str, project: str = "p") -> Any:
     return resources.by_name(session, table, project, name)
-
-
-def test_names_are_found_in_their_project_only(db):
-    with db.transaction() as session:
-        assert named(session, tables.EncoderRow, "a").dim == 1
-        assert named(session, tables.EncoderRow, "a", "q").dim == 3
-        with pytest.raises(NotFound, match="'b'") as caught:
-            resources.by_name(session, tables.EncoderRow, "q", "b", field="source")
-        assert (caught.value.code, caught.value.field) == ("encoder-not-found", "source")
-
-
-def test_a_free_name_is_free_and_a_taken_one_is_not(db):
-    with db.transaction() as session:
-        resources.require_free(session, tables.EncoderRow, "p", "c")
-        resources.require_free(session, tables.EncoderRow, "q", "b")
-        with pytest.raises(NameTaken, match="An anchor set named 's'"):
-            resources.require_free(session, tables.AnchorSetRow, "p", "s")
 
 
 def test_pages_show_every_name_once_whatever_order_the_database_has(db):
@@ -119,19 +97,6 @@ def translator(session: Session) -> tables.TranslatorRow:
     space = named(session, tables.AnchorSetRow, "s").spaces[0].id
     pair = {"source_id": space, "target_id": space}
     return tables.TranslatorRow(project="p", content="tr_1", method="irp", options={}, **pair)
-
-
-def test_translators_are_found_by_content(db):
-    with db.transaction() as session:
-        row = translator(session)
-        assert not translators.touch(session, row, now=DAY)
-        session.add(row)
-        session.flush()
-        assert translators.touch(session, row, now=DAY)
-        assert translators.find(session, "p", "tr_1") is row
-        for project, content in (("q", "tr_1"), ("p", "tr_2")):
-            with pytest.raises(NotFound):
-                translators.find(session, project, content)
 
 
 def test_deleting_a_set_deletes_its_spaces_and_translators(db):
