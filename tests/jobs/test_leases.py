@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-
 import pytest
 
-from app.context import Services
 from app.db import tables
 from app.jobs import progress, submission
 from app.jobs import worker as runner
@@ -49,29 +43,6 @@ def test_a_worker_whose_job_was_taken_over_changes_nothing(services, job, late):
     row = taken_over(services, job, late, making("second"))
     assert (row.state, row.result, row.attempts) == (JobState.succeeded, {"by": "second"}, 2)
     assert (row.error, row.progress) == (None, {})
-    assert encoders(services) == ["second"]
-
-
-@ON_EACH_DATABASE
-def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(services, job):
-    together, started = threading.Barrier(2), threading.Event()
-
-    def worker(name: str, before: Callable[[], object] = lambda: None) -> runner.JobRunner:
-        def work(services: Services, row: tables.JobRow, progress: progress.Progress) -> JobResult:
-            before()
-            together.wait(30)
-            return making(name)(services, row, progress)
-
-        return work
-
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(run, replace(services, lease_s=-1.0), job, worker("first", started.set))
-        assert started.wait(30)
-        second = pool.submit(run, services, job, worker("second"))
-        first.result()
-        second.result()
-    row = again(services, job)
-    assert (row.state, row.result) == (JobState.succeeded, {"by": "second"})
     assert encoders(services) == ["second"]
 
 

@@ -9,26 +9,15 @@ from datetime import timedelta
 from sqlalchemy import select
 
 from app.access import queries as access
-from app.context import RequestContext
 from app.db import resources, tables
 from app.jobs import submission
 from app.jobs.worker import JobResult
 from app.types import JobState
+from tests.jobs.helpers import encoder, encoders
 from tests.waiting import until
+from tests.workers.conftest import CONTEXT, PROJECT
 from workers import main as worker_main
 from workers.main import RUNNERS
-
-PROJECT = "default"
-CONTEXT = RequestContext(PROJECT)
-
-
-def encoder(name: str) -> tables.EncoderRow:
-    return tables.EncoderRow(project=PROJECT, name=name, kind="external", dim=2, modality="text")
-
-
-def encoders(deployment) -> list[str]:
-    with deployment.services.db.transaction() as session:
-        return list(session.scalars(select(tables.EncoderRow.name)))
 
 
 def test_eight_jobs_of_two_workers_all_succeed_once(deployment):
@@ -106,4 +95,4 @@ def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_e
     go_on.set()
     assert over.wait(30)
     assert deployment.row(job_id).state == JobState.queued
-    assert encoders(deployment) == []
+    assert encoders(deployment.services) == []
