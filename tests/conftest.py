@@ -22,7 +22,6 @@ from starlette.testclient import TestClient
 from app.db.session import Database, sqlite_url
 from scripts.servers import Missing, Postgres
 from tests.pgvector_server import own_pgvector as own_pgvector
-from tests.pgvector_server import own_pgvector_server as own_pgvector_server
 from tests.pgvector_server import pgvector_server as pgvector_server
 from tests.pgvector_server import pgvector_url as pgvector_url
 

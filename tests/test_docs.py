@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from app import __version__, errors
 from app.settings import Settings
+from app.stores import port as base
+from app.stores import registry
+from app.stores.paired_store import PairedStore
 from scripts import pages
+from tests.stores.cases.all_cases import CASES
 
 ROOT = Path(__file__).parent.parent
 #: codes that no class of app/errors has: those of the protocol, of validation, and of jobs that
@@ -51,31 +57,24 @@ def prose_words(page: Path) -> int:
     return len(re.sub(r"\]\([^)]*\)", "", text).split())
 
 
-def test_the_prose_of_the_readme_has_at_most_600_words() -> None:
+def test_the_readme_has_at_most_600_words_of_prose_and_a_how_to_page_700() -> None:
+    words = {page: prose_words(page) for page in ROOT.glob("docs/how-to/*.md")}
+    assert {page.name: count for page, count in words.items() if count > 700} == {}
     assert prose_words(ROOT / "README.md") <= 600
 
 
-def test_the_prose_of_each_how_to_page_has_at_most_700_words() -> None:
-    words = {page.name: prose_words(page) for page in ROOT.glob("docs/how-to/*.md")}
-    assert {name: count for name, count in words.items() if count > 700} == {}
-
-
-def test_every_error_has_a_code_of_its_own() -> None:
+def test_every_error_code_is_one_errors_and_has_a_section_with_cause_and_way_out() -> None:
     found = subclasses(errors.AnchorageError)
     assert len({cls.code for cls in found}) == len(found)
-
-
-def test_every_error_code_has_a_section_with_cause_and_way_out() -> None:
     text = (ROOT / "docs" / "reference" / "errors.md").read_text()
     sections = dict(
         re.findall(r"^### ([a-z0-9-]+)\n\n(.*?)(?=\n#|\Z)", text, re.MULTILINE | re.DOTALL)
     )
-    leaves = {cls.code for cls in subclasses(errors.AnchorageError) if not cls.__subclasses__()} | {
-        f"{noun}-not-found" for noun in NOUNS
-    }
+    leaves = {cls.code for cls in found if not cls.__subclasses__()}
+    leaves |= {f"{noun}-not-found" for noun in NOUNS}
     assert leaves - sections.keys() == set()
     assert [code for code, section in sections.items() if "\n\n*What to do*: " not in section] == []
-    known = {cls.code for cls in subclasses(errors.AnchorageError)} | leaves | OTHER_CODES
+    known = {cls.code for cls in found} | leaves | OTHER_CODES
     assert sections.keys() - known == set()
 
 
@@ -107,28 +106,54 @@ def test_every_page_is_in_the_navigation() -> None:
     assert named == written | {"contributing.md", "changelog.md", "security.md"}
 
 
-@pytest.mark.parametrize("drawing", ["rooms.svg", "request.svg"])
-def test_the_drawings_name_what_exists(drawing: str) -> None:
-    text = (ROOT / "docs" / "assets" / drawing).read_text()
-    names = re.findall(r">((?:app|workers)[a-z_/.]*)<", text) + re.findall(
-        r'data-path="([^"]+)"', text
-    )
-    assert len(names) > 10
-    assert [name for name in names if not (ROOT / name).exists()] == []
+#: what names files and folders: a pattern of the names, how many there are at least, and the
+#: folders below which they may be
+NAMING = {
+    "docs/assets/rooms.svg": (r">((?:app|workers)[a-z_/.]*)<", 10, [""]),
+    "docs/assets/request.svg": (r'data-path="([^"]+)"|>((?:app|workers)[a-z_/.]*)<', 10, [""]),
+    "docs/explanation/mathematics.md": (r"`([a-z_]+/[a-z_/.]+)`", 3, ["", "app/maths"]),
+    "docs/explanation/architecture.md": (r"`([a-z_]+/[a-z_/.]+)`", 3, ["", "app/maths"]),
+    "CONTRIBUTING.md": (r"(?<![\w/])((?:app|docs|scripts|tests|workers)/[\w./-]*\w)", 40, [""]),
+}
 
 
-@pytest.mark.parametrize(
-    "page", ["docs/explanation/mathematics.md", "docs/explanation/architecture.md"]
-)
-def test_the_explanations_name_what_exists(page: str) -> None:
-    paths = re.findall(r"`([a-z_]+/[a-z_/.]+)`", (ROOT / page).read_text())
-    roots = (ROOT, ROOT / "app" / "maths")
-    assert len(paths) > 3
-    assert [path for path in paths if not any((root / path).exists() for root in roots)] == []
+@pytest.mark.parametrize("name", NAMING)
+def test_drawings_and_pages_name_what_exists(name: str) -> None:
+    pattern, least, roots = NAMING[name]
+    paths = [
+        next(filter(None, m.groups())) for m in re.finditer(pattern, (ROOT / name).read_text())
+    ]
+    assert len(paths) > least
+    missing = [path for path in paths if not any((ROOT / root / path).exists() for root in roots)]
+    assert [path for path in missing if "KIND" not in path] == []
 
 
-def test_every_path_in_the_guide_for_contributors_exists() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    paths = re.findall(r"(?<![\w/])(?:app|docs|scripts|tests|workers)/[\w./-]*\w", text)
-    assert len(paths) > 40
-    assert [path for path in paths if "KIND" not in path and not (ROOT / path).exists()] == []
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
+RECIPE = GUIDE.partition("\n## Add a connector")[2].partition("\n## ")[0]
+
+
+def names(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def test_the_recipe_lists_the_whole_port() -> None:
+    rows = [line.split("|") for line in RECIPE.splitlines() if line.startswith("| `")]
+    port = [row for row in rows if names(row[1])[0][0].isupper()]
+    listed = {names(row[1])[0]: set(names(row[2])) for row in port}
+    verbs = {names(row[1])[0] for row in rows if row not in port}
+    assert verbs | {"migration"} == PairedStore.__abstractmethods__
+    assert listed == {
+        "Store": set(base.Store.__abstractmethods__),
+        "NewVectors": set(base.NewVectors.__abstractmethods__),
+        "Migration": set(base.Migration.__abstractmethods__) - base.NewVectors.__abstractmethods__
+        | {"NewVectors"},
+        "Capabilities": {field.name for field in fields(base.Capabilities)},
+    }
+
+
+def test_every_connector_has_a_class_an_extra_and_a_case() -> None:
+    extras = (ROOT / "pyproject.toml").read_text()
+    for kind, (module, name, extra) in registry.CONNECTORS.items():
+        assert issubclass(getattr(importlib.import_module(module), name), base.Store)
+        assert f"\n{extra} = [" in extras
+        assert kind in {case.kind for case in CASES}, kind

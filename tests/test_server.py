@@ -7,11 +7,10 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -27,6 +26,7 @@ from app.server import create_shared
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
+from benchmarks.faults.deployment import Process
 from tests.waiting import until
 
 ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
@@ -47,30 +47,30 @@ def children_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-class Several:
+class Several(Process):
     """`anchorage serve --workers 2`, in its own session, as in a terminal."""
 
     def __init__(self, folder: Path, temporary: Path, **settings: object) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log = folder / "server.log"
-        given = {"data_dir": folder, "port": self.port, **settings}
-        ours = {f"ANCHORAGE_{name.upper()}": str(value) for name, value in given.items()}
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "app.cli", "serve", "--workers", "2"],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **ours, "TMPDIR": str(temporary)},
-                start_new_session=True,
-            )
+        own = {"data_dir": folder, "port": self.port, **settings}
+        ours = {f"ANCHORAGE_{name.upper()}": str(value) for name, value in own.items()}
+        environment = {**os.environ, **ours, "TMPDIR": str(temporary)}
+        command = [sys.executable, "-m", "app.cli", "serve", "--workers", "2"]
+        super().__init__("server", command, folder, environment)
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
 
     @property
     def children(self) -> list[int]:
         """The processes that serve: forks of a child that imports for them."""
         importing = [
             pid
-            for pid in children_of(self.process.pid)
+            for pid in children_of(self.pid)
             if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
         return [pid for each in importing for pid in children_of(each) if alive(pid)]
@@ -78,11 +78,11 @@ class Several:
     def ready(self, started: int = 2) -> list[int]:
         """Wait until this number of processes have started. Returns the ids of those that run."""
 
-        def said() -> bool:
-            assert self.process.poll() is None, self.log.read_text()
-            return self.log.read_text().count("Application startup complete") == started
+        def began() -> bool:
+            assert self.alive, self.log.read_text()
+            return self.said("Application startup complete") == started
 
-        until(said, 150)
+        until(began, 150)
         return self.children
 
     @contextmanager
@@ -95,25 +95,19 @@ class Several:
         for other in others:
             os.kill(other, signal.SIGCONT)
 
-    def end(self) -> None:
-        if self.process.poll() is None:
-            for pid in [*self.children, self.process.pid]:
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-
 
 @pytest.fixture
 def several(tmp_path: Path, redis_url: str, redis_prefix: str) -> Iterator[Callable[..., Several]]:
-    started = []
+    with ExitStack() as stack:
 
-    def start(temporary: Path, **settings: object) -> Several:
-        redis = {"redis_url": redis_url, "redis_prefix": redis_prefix[:50]}
-        started.append(Several(tmp_path, temporary, **redis, **settings))
-        return started[-1]
+        def start(temporary: Path, **settings: object) -> Several:
+            redis = {"redis_url": redis_url, "redis_prefix": redis_prefix[:50]}
+            server = Several(tmp_path, temporary, **redis, **settings)
+            stack.callback(server.kill)
+            server.start()
+            return server
 
-    yield start
-    for server in started:
-        server.end()
+        yield start
 
 
 def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first_is_killed(
@@ -181,7 +175,7 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
         time.sleep(0.2)
-        server.process.kill()
+        server.signal(signal.SIGKILL)
         time.sleep(0.5)
         connection.sendall(body[10:])
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -200,8 +194,8 @@ def test_told_to_end_while_they_start_all_of_them_end_and_nothing_is_left(
     temporary.mkdir()
     server = several(temporary)
     children = until(lambda: len(server.children) == 2 and server.children)
-    server.process.terminate()
-    assert server.process.wait(timeout=60) == 0
+    server.end()
+    assert server.status == 0
     assert not [pid for pid in children if alive(pid)]
     assert list(temporary.iterdir()) == []
     assert "Traceback" not in server.log.read_text()

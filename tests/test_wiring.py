@@ -12,14 +12,6 @@ from app.settings import Settings
 from app.wiring import make_services
 
 
-def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_path):
-    services = make_services(Settings(data_dir=tmp_path / "made" / "now"))
-    services.db.upgrade()
-    services.db.close()
-    assert (tmp_path / "made" / "now" / "anchorage.db").is_file()
-    assert services.cache.store is None
-
-
 def test_nothing_is_connected_before_it_is_needed(tmp_path):
     """An API whose PostgreSQL and Redis are away starts, and reports it in /readyz."""
     away = "postgresql://nobody@127.0.0.1:1/nothing"

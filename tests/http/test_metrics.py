@@ -60,18 +60,14 @@ def test_requests_are_counted_by_route_and_not_by_path(client, path, route, stat
     assert "zq" not in client.get("/metrics").text
 
 
-def test_what_the_service_depends_on_and_its_disk_are_shown(serve, redis_url, redis_prefix):
-    def up(client):
-        return {
-            dict(labels)["dependency"]: number
-            for (name, labels), number in read(client)[1].items()
-            if name == "anchorage_dependency_up"
-        }
-
+@pytest.mark.parametrize("redis_is_up", [1, 0])
+def test_what_the_service_depends_on_and_its_disk_are_shown(
+    serve, redis_url, redis_prefix, redis_is_up
+):
     metrics.DEPENDENCY_UP.clear()  # what other services of this process have set
-    assert up(serve()) == {"database": 1, "disk": 1, "models": 1}
-    alone = serve(redis_url=redis_url, redis_prefix=redis_prefix)
-    assert up(alone) == {"database": 1, "disk": 1, "models": 1, "redis": 1}
-    degraded = serve(redis_url=f"redis://127.0.0.1:{free_port()}/0")
-    assert up(degraded) == {"database": 1, "disk": 1, "models": 1, "redis": 0}
-    assert value(degraded, "anchorage_data_bytes", state="free") > 0
+    address = redis_url if redis_is_up else f"redis://127.0.0.1:{free_port()}/0"
+    client = serve(redis_url=address, redis_prefix=redis_prefix)
+    up = {"database": 1, "disk": 1, "models": 1, "redis": redis_is_up}
+    for dependency, number in up.items():
+        assert value(client, "anchorage_dependency_up", dependency=dependency) == number
+    assert value(client, "anchorage_data_bytes", state="free") > 0

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
+from string import Template
 
 import numpy as np
 import pytest
 
 RNG = np.random.default_rng(4)
-SHAPES = {"first": RNG.normal(size=(12, 3)).tolist(), "second": RNG.normal(size=(12, 2)).tolist()}
+FIRST, SECOND = RNG.normal(size=(12, 3)).tolist(), RNG.normal(size=(12, 2)).tolist()
+SEEDS = {"seeds": [[0, 0], [1, 1]], "size": 2}
+HEAD = {"classes": ["mine-label", "no"], "weight": [[1, 0], [0, 1]]}
+KINDS = ("first", "second", "set", "pool", "head", "job")
 
 
 class Project:
-    """A project's key, and a resource of every kind, all names with its prefix."""
+    """A project's key, two encoders with a set, and the names of its resources."""
 
     def __init__(self, client, key, headers, prefix):
-        self.client, self.key, self.headers = client, key, headers
-        self.names = {
-            kind: f"{prefix}-{kind}"
-            for kind in ("first", "second", "set", "pool", "head", "job", "label")
-        }
+        self.client, self.headers = client, headers
+        self.names = {kind: f"{prefix}-{kind}" for kind in KINDS}
+        self.names["key"] = key.split("_")[1]
+        sides = {self.names["first"]: FIRST, self.names["second"]: SECOND}
+        for name, rows in sides.items():
+            self.post("/encoders", name=name, dim=len(rows[0]))
+        self.post("/anchor-sets", name=self.names["set"], embeddings=sides)
 
     def call(self, verb, path, body=None, **headers):
         return self.client.request(verb, path, json=body, headers={**self.headers, **headers})
@@ -29,36 +36,24 @@ class Project:
         assert answer.status_code in (201, 202), answer.text
         return answer.json()
 
-    def make_set(self):
-        name = self.names
-        for kind, rows in SHAPES.items():
-            self.post("/encoders", name=name[kind], dim=len(rows[0]))
-        embeddings = {name[kind]: rows for kind, rows in SHAPES.items()}
-        self.post("/anchor-sets", name=name["set"], embeddings=embeddings)
-
     def make_all(self):
-        """Make everything; the ids join the names."""
+        """Make a resource of every other kind; the ids join the names."""
         name = self.names
-        self.make_set()
-        head = {"classes": [name["label"], "no"], "weight": [[1, 0], [0, 1]]}
-        self.post("/heads", name=name["head"], encoder=name["second"], **head)
-        pool = {"encoder": name["first"], "vectors": SHAPES["first"]}
+        self.post("/heads", name=name["head"], encoder=name["second"], **HEAD)
+        pool = {"encoder": name["first"], "vectors": FIRST}
         assert self.call("PUT", f"/pools/{name['pool']}", pool).status_code == 201
         pair = {"source": name["first"], "target": name["second"]}
         name["translator"] = self.post("/translators", **pair, anchor_set=name["set"])["id"]
         pools = {
             "source_pool": RNG.normal(size=(100, 3)).tolist(),
             "target_pool": RNG.normal(size=(100, 2)).tolist(),
-            "seeds": [[0, 0], [1, 1]],
-            "size": 2,
         }
-        name["id"] = self.post("/bootstrap", name=name["job"], **pair, **pools)["id"]
-        name["key"] = self.key.split("_")[1]
+        name["id"] = self.post("/bootstrap", name=name["job"], **pair, **pools, **SEEDS)["id"]
 
 
 #: names and ids that do not exist, in the form of those that do
 NOWHERE = {
-    **{kind: f"gone-{kind}" for kind in ("first", "second", "set", "pool", "head", "job")},
+    **{kind: f"gone-{kind}" for kind in KINDS},
     "translator": "tr_" + "5" * 32,
     "id": "6" * 32,
     "key": "7" * 32,
@@ -70,74 +65,80 @@ SUGGESTION = re.compile(r" Did you mean '[^']*'\?")
 @pytest.fixture
 def two(locked, new_key, bearing):
     """Projects a, which has everything, and b, which has two encoders and a set between them."""
-    a, b = (
-        Project(locked, key, bearing(key), prefix)
-        for prefix, key in (
-            ("mine", new_key(locked, project="a")),
-            ("yours", new_key(locked, project="b")),
-        )
-    )
+    keys = {prefix: new_key(locked, project=prefix) for prefix in ("mine", "yours")}
+    a, b = (Project(locked, key, bearing(key), prefix) for prefix, key in keys.items())
     a.make_all()
-    b.make_set()
     return a, b
 
 
-def foreign(name):
-    """Every way to name a resource: verb, path, body."""
-    own = {"encoder": "yours-first", "anchor_set": "yours-set"}
-    pair = {"source": "yours-first", "target": "yours-second", "anchor_set": "yours-set"}
-    vectors = {"vectors": [[1, 2, 3]]}
-    pools = {
-        "source_pool": SHAPES["first"],
-        "target_pool": SHAPES["second"],
-        "seeds": [[0, 0], [1, 1]],
-        "size": 2,
-    }
-    head = {"name": "new", "classes": ["x", "y"], "weight": [[1, 0], [0, 1]]}
-    yield from (
-        (verb, f"/{path}")
+OWN = {"encoder": "yours-first", "anchor_set": "yours-set", "vectors": [[1, 2, 3]]}
+BETWEEN = {"source": "yours-first", "target": "yours-second"}
+PAIR = {**BETWEEN, "anchor_set": "yours-set"}
+POOLS = {"name": "new", "source_pool": FIRST, "target_pool": SECOND, **SEEDS}
+
+#: every way to name a resource of another project: verb, path, body
+FOREIGN = [
+    *(
+        (verb, path)
+        for path in (
+            *("/encoders/$first", "/heads/$head", "/anchor-sets/$set", "/pools/$pool"),
+            "/api-keys/$key",
+        )
         for verb in ("GET", "DELETE")
-        for path in (f"encoders/{name['first']}", f"heads/{name['head']}")
-    )
-    yield from ((verb, f"/anchor-sets/{name['set']}") for verb in ("GET", "DELETE"))
-    yield from (
-        ("GET", f"/translators/{name['translator']}{what}")
-        for what in ("", "/threshold?source=0.3")
-    )
-    yield from ((verb, f"/pools/{name['pool']}") for verb in ("GET", "DELETE"))
-    yield "POST", f"/pools/{name['pool']}/vectors", {"offset": 12, "vectors": SHAPES["first"]}
-    yield "PUT", "/pools/new", {"encoder": name["first"], "vectors": SHAPES["first"]}
-    yield from (("GET", f"/jobs/{name['id']}{end}") for end in ("", "/events"))
-    yield "POST", f"/jobs/{name['id']}/cancel"
-    yield from ((verb, f"/api-keys/{name['key']}") for verb in ("GET", "DELETE"))
-    yield "POST", f"/api-keys/{name['key']}/rotate", {}
-    yield "PUT", f"/anchor-sets/yours-set/embeddings/{name['first']}", {"vectors": SHAPES["first"]}
-    yield "PUT", f"/anchor-sets/{name['set']}/embeddings/yours-first", {"vectors": SHAPES["first"]}
-    yield "POST", "/anchor-sets", {"name": "new", "embeddings": {name["first"]: SHAPES["first"]}}
-    yield "POST", "/anchor-sets", {"name": "new", "inputs": ["x"], "encoders": [name["first"]]}
-    for path in ("/translate", "/translators"):
-        more = vectors if path == "/translate" else {}
-        for field, kind in (("source", "first"), ("target", "second"), ("anchor_set", "set")):
-            yield "POST", path, {**pair, **more, field: name[kind]}
-    yield (
+    ),
+    ("GET", "/translators/$translator"),
+    ("GET", "/translators/$translator/threshold?source=0.3"),
+    ("GET", "/jobs/$id"),
+    ("GET", "/jobs/$id/events"),
+    ("POST", "/jobs/$id/cancel"),
+    ("POST", "/api-keys/$key/rotate", {}),
+    ("POST", "/pools/$pool/vectors", {"offset": 12, "vectors": FIRST}),
+    ("PUT", "/pools/new", {"encoder": "$first", "vectors": FIRST}),
+    ("PUT", "/anchor-sets/yours-set/embeddings/$first", {"vectors": FIRST}),
+    ("PUT", "/anchor-sets/$set/embeddings/yours-first", {"vectors": FIRST}),
+    ("POST", "/anchor-sets", {"name": "new", "embeddings": {"$first": FIRST}}),
+    ("POST", "/anchor-sets", {"name": "new", "inputs": ["x"], "encoders": ["$first"]}),
+    *(
+        ("POST", path, {**PAIR, **more, **other})
+        for path, more in (("/translate", {"vectors": [[1, 2, 3]]}), ("/translators", {}))
+        for other in ({"source": "$first"}, {"target": "$second"}, {"anchor_set": "$set"})
+    ),
+    (
         "POST",
         "/translate",
-        {"target": name["second"], "anchor_set": "yours-set", "relative": [[0.5] * 12]},
-    )
-    for field, kind in (("encoder", "first"), ("anchor_set", "set")):
-        yield "POST", "/relative", {**own, **vectors, field: name[kind]}
-        yield "POST", "/heads", {**head, field: name[kind]}
-        yield "POST", "/stitch", {**own, **vectors, "head": name["head"], field: name[kind]}
-    yield "POST", "/stitch", {**own, **vectors, "head": name["head"]}
-    for field, kind in (("source", "first"), ("target", "second")):
-        body = {"name": "new", "source": "yours-first", "target": "yours-second", **pools}
-        yield "POST", "/bootstrap", {**body, field: name[kind]}
-        yield "POST", "/bootstrap", {**body, f"{field}_pool": name["pool"]}
+        {"target": "$second", "anchor_set": "yours-set", "relative": [[0.5] * 12]},
+    ),
+    *(
+        ("POST", path, {**body, **other})
+        for path, body in (
+            ("/relative", OWN),
+            (
+                "/heads",
+                {**HEAD, "name": "new"},
+            ),
+            ("/stitch", {**OWN, "head": "$head"}),
+        )
+        for other in ({"encoder": "$first"}, {"anchor_set": "$set"})
+    ),
+    ("POST", "/stitch", {**OWN, "head": "$head"}),
+    *(
+        ("POST", "/bootstrap", {**POOLS, **BETWEEN, **other})
+        for other in (
+            *({"source": "$first"}, {"target": "$second"}),
+            *({"source_pool": "$pool"}, {"target_pool": "$pool"}),
+        )
+    ),
+]
+
+
+def requests_of(names):
+    """The requests with these names."""
+    return json.loads(Template(json.dumps(FOREIGN)).substitute(names))
 
 
 def test_what_another_project_has_is_what_nobody_has(two):
     a, b = two
-    calls = list(zip(foreign(a.names), foreign(NOWHERE), strict=True))
+    calls = list(zip(requests_of(a.names), requests_of(NOWHERE), strict=True))
     for theirs, nobodys in calls:
         answers = []
         for names, request in ((a.names, theirs), (NOWHERE, nobodys)):
@@ -146,13 +147,7 @@ def test_what_another_project_has_is_what_nobody_has(two):
             for kind in NOWHERE:
                 text = text.replace(names[kind], f"<{kind}>")
             text = SUGGESTION.sub("", text)  # of the caller's own names
-            answers.append(
-                (
-                    answer.status_code,
-                    text,
-                    {name for name in answer.headers if name != "content-length"},
-                )
-            )
+            answers.append((answer.status_code, text, answer.headers.keys() - {"content-length"}))
         assert answers[0] == answers[1], theirs
         assert answers[0][0] == 404, theirs
     assert len(calls) > 30
@@ -168,9 +163,7 @@ def test_lists_show_what_the_project_has_itself(two):
         assert not [name for name in a.names.values() if name in theirs], path
     assert b.call("GET", "/heads").json() == {"heads": []}
     assert b.call("GET", "/jobs").json() == {"jobs": []}
-    assert [row["id"] for row in b.call("GET", "/api-keys").json()["api_keys"]] == [
-        b.key.split("_")[1]
-    ]
+    assert [row["id"] for row in b.call("GET", "/api-keys").json()["api_keys"]] == [b.names["key"]]
     assert [row["name"] for row in b.call("GET", "/encoders").json()["encoders"]] == [
         "yours-first",
         "yours-second",
