@@ -24,14 +24,11 @@ def test_a_service_of_one_process_is_ready_with_its_worker(client):
         assert client.head(path).status_code == 200
 
 
-def test_a_job_is_written_down_while_redis_is_away(serve):
+def test_a_job_is_written_down_while_redis_is_away(serve, endless_bootstrap):
     degraded = serve(redis_url=f"redis://127.0.0.1:{free_port()}/0")
-    for name in ("first", "second"):
-        degraded.post("/encoders", json={"name": name, "dim": 2})
-    pool = [[float(i % 7), float(i % 11)] for i in range(100)]
-    pools = {"source_pool": pool, "target_pool": pool, "seeds": [[0, 0], [1, 1]], "size": 2}
-    body = {"name": "grown", "source": "first", "target": "second", **pools}
-    answer = degraded.post("/bootstrap", json=body)
+    for name, dim in (("first", 8), ("second", 6)):
+        degraded.post("/encoders", json={"name": name, "dim": dim})
+    answer = degraded.post("/bootstrap", json=endless_bootstrap)
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
     assert degraded.get(answer.headers["location"]).json()["state"] == "queued"
 

@@ -58,7 +58,7 @@ def audit(name: str, days: float) -> tables.AuditRow:
     )
 
 
-def test_jobs_are_deleted_so_many_days_after_their_end(services):
+def test_jobs_and_audit_rows_are_deleted_so_many_days_after_their_end(services):
     states = {state: state for state in ("succeeded", "failed", "cancelled")}
     put(services, *(job(f"old {name}", 31, JobState(state)) for name, state in states.items()))
     put(
@@ -66,14 +66,11 @@ def test_jobs_are_deleted_so_many_days_after_their_end(services):
         job("young", 29),
         job("queued", None, JobState.queued),
         job("running", None, JobState.running),
+        audit("old", 366),
+        audit("young", 364),
     )
     retention.delete_old(services)
     assert names(services, tables.JobRow.kind) == {"young", "queued", "running"}
-
-
-def test_audit_rows_are_deleted_so_many_days_after_the_write(services):
-    put(services, audit("old", 366), audit("young", 364))
-    retention.delete_old(services)
     assert names(services, tables.AuditRow.name) == {"young"}
 
 
@@ -143,20 +140,20 @@ def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_sam
     assert estimate.find_with_report(services, PROJECT, content).report is not None
 
 
-@pytest.mark.parametrize("use", ["fitted", "asked about"])
-def test_a_translator_in_use_is_kept(stocked_services, use):
+@pytest.mark.parametrize(
+    ("days", "use"),
+    [
+        (92, "fitted"),
+        (92, "asked about"),
+        (90.99, "none"),  # a process writes a use down once a day
+    ],
+)
+def test_a_translator_in_use_is_kept(stocked_services, days, use):
     content = fitted(stocked_services)
-    services = unused_for(stocked_services, 92)
+    services = unused_for(stocked_services, days)
     if use == "fitted":
         fitted(services)
-    else:
+    elif use == "asked about":
         estimate.find_with_report(services, PROJECT, content)
     retention.delete_old(services)
     assert rows(services) == 1
-
-
-def test_a_row_outlives_the_day_in_which_a_process_writes_its_use_down_only_once(stocked_services):
-    fitted(stocked_services)
-    unused_for(stocked_services, 90.99)
-    retention.delete_old(stocked_services)
-    assert rows(stocked_services) == 1
