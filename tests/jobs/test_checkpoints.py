@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from app.ops import retention
 from app.types import JobState
 from tests.helpers import again, age, files
 from tests.jobs.helpers import at, going, never, run, step_of, taken_over
+from tests.ops.test_devices import ILLEGAL
 
 
 @pytest.fixture
@@ -123,7 +125,7 @@ def test_a_sweep_spares_the_checkpoint_of_an_unfinished_job_and_takes_an_ended_o
 
 
 @pytest.mark.parametrize("sign_of_life", [False, True])
-def test_a_stopping_worker_keeps_the_last_state_however_young_the_one_before(
+def test_a_stopping_worker_keeps_the_last_state_however_young_and_the_next_goes_on_from_it(
     services, job, sign_of_life
 ):
     stopping = threading.Event()
@@ -132,34 +134,23 @@ def test_a_stopping_worker_keeps_the_last_state_however_young_the_one_before(
         for step in range(1, 5):
             # The first is written at once, the others come too soon after it.
             progress.checkpoint(step, at(step))
-            progress(step, 10)
+            progress(step, 10, {"agreement": 0.5})
             if step == 3:
                 stopping.set()
                 if sign_of_life:
                     progress(0, 10)
         raise AssertionError("the report should have stopped it")
 
+    def go_on(services, row, progress):
+        step = step_of(progress.resume())
+        progress(0, 10)  # takes away nothing that was told before
+        return JobResult({"from": step})
+
     row = run(services, job, work, stopping=stopping.is_set)
     assert (row.state, row.attempts) == (JobState.queued, 0)
-    assert resumed(services, job) == (3 if sign_of_life else 4)
-
-
-def test_a_try_that_goes_on_remembers_what_was_told(services, job):
-    stopping = threading.Event()
-
-    def first(services, row, progress):
-        progress(4, 10, {"agreement": 0.5})
-        stopping.set()
-        progress.checkpoint(4, at(4))
-        progress(4, 10)
-
-    def second(services, row, progress):
-        assert progress.resume() is not None
-        progress(0, 10)
-        return JobResult({})
-
-    run(services, job, first, stopping=stopping.is_set)
-    assert run(services, job, second).progress == {"done": 4, "total": 10, "agreement": 0.5}
+    row, last = run(services, job, go_on), 3 if sign_of_life else 4
+    assert row.result == {"from": last}
+    assert row.progress == {"done": last, "total": 10, "agreement": 0.5}
 
 
 def test_a_worker_whose_job_was_taken_over_keeps_nothing_and_deletes_nothing(
@@ -180,15 +171,20 @@ def test_a_worker_whose_job_was_taken_over_keeps_nothing_and_deletes_nothing(
     assert resumed(services, job) == 5
 
 
-def test_a_state_that_a_job_cannot_go_on_from_is_not_tried_twice(services, job):
+@pytest.mark.parametrize(
+    "error", [KeyError("what an older version called otherwise"), torch.AcceleratorError(ILLEGAL)]
+)
+def test_a_state_that_a_job_cannot_go_on_from_is_not_tried_twice(services, job, error):
     going(services, job, 5)
 
     def work(services, row, progress):
         if progress.resume() is not None:
-            raise KeyError("what an older version called otherwise")
+            raise error
         return JobResult({"answer": 1})
 
-    assert run(services, job, work).state == JobState.queued
+    with suppress(runner.DeviceBroken):  # which ends the process
+        run(services, job, work)
+    assert again(services, job).state == JobState.queued
     assert run(services, job, work).state == JobState.succeeded
 
 
