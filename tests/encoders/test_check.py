@@ -19,8 +19,6 @@ from app.settings import Settings
 from app.wiring import make_services
 from tests.encoders.models.remote.endpoints import FakeEndpoint, expected_vectors
 from tests.encoders.models.sentence_models import PACKAGED, sentence_transformers, st_modules
-from tests.stores.cases.base import Rows
-from tests.stores.cases.lancedb import LancedbCase
 from tests.waiting import until
 
 TEXTS = [
@@ -28,7 +26,6 @@ TEXTS = [
     for verb in "abcdefgh"
     for thing in ["hello", "world", "number", "of", "it"]
 ]
-CASE = LancedbCase()
 ANCHORS = 80
 
 
@@ -75,15 +72,11 @@ class Watched:
 
     def connect_store(self, stored: np.ndarray) -> None:
         """Connect `docs`, whose rows have these vectors of ada."""
-        rows = Rows(
-            CASE.ids(*range(len(self.texts))),
-            stored,
-            [{"text": text, "number": row} for row, text in enumerate(self.texts)],
-        )
-        place = CASE.fill(Path(self.settings.data_dir), rows)
-        named = {"kind": place.kind, "collection": place.collection, "address": "main"}
-        fields = {"vector_field": place.vector_field, "text_field": "text"}
-        self.post("/stores", 201, name="docs", encoder="ada", **named, **fields)
+        rows = zip(self.texts, stored, strict=True)
+        table = [{"id": id_, "text": text, "vector": row} for id_, (text, row) in enumerate(rows)]
+        lancedb.connect(str(self.settings.data_dir / "lance")).create_table("items", table)
+        place = {"kind": "lancedb", "address": "main", "collection": "items", "text_field": "text"}
+        self.post("/stores", 201, name="docs", encoder="ada", **place)
 
 
 @pytest.fixture

@@ -84,13 +84,4 @@ def test_an_encoder_in_use_is_not_deleted_and_its_users_are_named(stocked, refus
     refused(stocked.delete("/encoders/first"), 409, "in-use", detail="anchor set 'items'")
     assert stocked.get("/encoders/first").status_code == 200
     stocked.delete("/anchor-sets/items")
-    head = {
-        "name": "h",
-        "encoder": "first",
-        "classes": ["a", "b"],
-        "weight": [[1.0] * 8, [0.0] * 8],
-    }
-    assert stocked.post("/heads", json=head).status_code == 201
-    refused(stocked.delete("/encoders/first"), 409, "in-use", detail="head 'h'")
-    stocked.delete("/heads/h")
     assert stocked.delete("/encoders/first").status_code == 204

@@ -27,23 +27,12 @@ from tests.waiting import until
 # The choice of a batch
 
 
-@pytest.mark.parametrize(
-    ("batch", "lengths", "sizes"),
-    [
-        (2_048, [400, 500], [1, 1]),  # an input above the budget runs alone
-        (2_048, [9, 50, 10, 48], [2, 2]),  # the longest first: they share a batch
-        (3, [1] * 8, [3, 3, 2]),  # the most inputs that the model takes
-    ],
-)
-def test_a_batch_is_limited_by_its_padded_length_and_the_models_limit(batch, lengths, sizes):
+def test_inputs_of_similar_length_share_a_batch_the_longest_first():
     model = Squares()
-    model.batch = batch
-    items = [item(n, length) for n, length in enumerate(lengths)]
+    items = [item(n, length) for n, length in enumerate([9, 50, 10, 48])]
     [work] = run_together((model, items, "a"), budget=100)
-    torch.testing.assert_close(result(work), squares(range(len(lengths))))
-    assert [len(each) for each in model.batches] == sizes
-    ran = [each.length for batch in model.batches for each in batch]
-    assert ran == sorted(lengths, reverse=True)
+    torch.testing.assert_close(result(work), squares(range(4)))
+    assert [[each.length for each in batch] for batch in model.batches] == [[50, 48], [10, 9]]
 
 
 drawn_works = st.lists(
@@ -61,6 +50,7 @@ drawn_works = st.lists(
 @given(drawn_works, st.integers(1, 3), st.integers(1, 64))
 def test_every_task_gets_its_own_rows_in_order(drawn, count, budget):
     models = [Squares(), Squares()]
+    models[1].batch = 3
     number = iter(range(10**6))
     works = []
     with lanes(count, budget) as batcher:
@@ -91,8 +81,11 @@ def test_every_task_gets_its_own_rows_in_order(drawn, count, budget):
         if fate == "cancelled while waiting":
             assert work.future.cancelled()
             assert not {each.features for each in items} & set(ran)
-    for batch in (batch for model in models for batch in model.batches):
-        assert len(batch) == 1 or len(batch) * max(max(1, each.length) for each in batch) <= budget
+    for model in models:
+        for batch in model.batches:
+            padded = len(batch) * max(max(1, each.length) for each in batch)
+            assert len(batch) == 1 or padded <= budget
+            assert len(batch) <= model.batch
 
 
 @pytest.mark.parametrize(
