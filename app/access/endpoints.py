@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.access import queries as access
 from app.access import service as api_keys
-from app.db import tables
 from app.http.bodies import json_body
 from app.http.deps import AdminContext, Administers, Limit, Moment, Svc
 from app.http.fields import Body, RowModel
@@ -47,14 +46,6 @@ class NewApiKey(Body):
         description="Largest rate of requests, such as `600/minute`. "
         "Default: the limit of the server.",
         examples=["600/minute"],
-    )
-
-
-class Rotation(Body):
-    """How long the old key still works."""
-
-    grace_s: Annotated[int, Field(ge=0, le=7 * 24 * 3600)] = Field(
-        0, description="Seconds that the old key still works, 0 to 604,800."
     )
 
 
@@ -118,7 +109,9 @@ def create_api_key(
 ) -> NewApiKeyOut:
     """Creates a key. Only this answer has its secret."""
     row, key = api_keys.create_key(services, context, **dict(body))
-    return _with_secret(row, key, response)
+    response.headers["Location"] = f"/api-keys/{row.id}"
+    response.headers["Cache-Control"] = "no-store"
+    return NewApiKeyOut(key=key, **ApiKey.model_validate(row).model_dump())
 
 
 @router.get("/api-keys", summary="List API keys", responses=documented(422))
@@ -137,26 +130,6 @@ def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
         return ApiKey.model_validate(access.api_key(session, project, id))
 
 
-@router.post(
-    "/api-keys/{id}/rotate",
-    status_code=201,
-    summary="Rotate an API key",
-    responses=documented(400, 404, 409, 413, 415, 422),
-)
-def rotate_api_key(
-    id: KeyId,
-    context: AdminContext,
-    body: Annotated[Rotation, json_body(Rotation)],
-    request: Request,
-    response: Response,
-    services: Svc,
-) -> NewApiKeyOut:
-    """Creates a key with the same rights. The old key stops working after `grace_s` seconds."""
-    row, key = api_keys.rotate_key(services, context, id, grace_s=body.grace_s)
-    _forget(request, id)
-    return _with_secret(row, key, response)
-
-
 @router.delete(
     "/api-keys/{id}",
     status_code=204,
@@ -169,7 +142,8 @@ def revoke_api_key(id: KeyId, request: Request, services: Svc, context: AdminCon
     The key stays in the list, because the audit log refers to it.
     """
     api_keys.revoke_key(services, context, id)
-    _forget(request, id)
+    if (key_ring := request.app.state.keys) is not None:
+        key_ring.forget(id)
 
 
 @router.get("/audit", summary="List changes", responses=documented(422))
@@ -186,16 +160,3 @@ def list_writes(
     with services.db.transaction() as session:
         rows = access.audit(session, project, before=before, limit=limit)
         return AuditPage(writes=[AuditEntry.model_validate(row) for row in rows])
-
-
-def _with_secret(row: tables.ApiKeyRow, key: str, response: Response) -> NewApiKeyOut:
-    response.headers["Location"] = f"/api-keys/{row.id}"
-    response.headers["Cache-Control"] = "no-store"
-    return NewApiKeyOut(key=key, **ApiKey.model_validate(row).model_dump())
-
-
-def _forget(request: Request, key_id: str) -> None:
-    """Makes this process look the key up again."""
-    key_ring = request.app.state.keys
-    if key_ring is not None:
-        key_ring.forget(key_id)

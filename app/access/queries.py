@@ -35,17 +35,6 @@ def api_keys(session: Session, project: str | None = None) -> Sequence[ApiKeyRow
     ).all()
 
 
-def end_key(session: Session, row: ApiKeyRow, *, end: datetime) -> bool:
-    """Set when a key expires. Returns False if another request has changed that since."""
-    unchanged = (
-        ApiKeyRow.expires_at.is_(None)
-        if row.expires_at is None
-        else ApiKeyRow.expires_at == row.expires_at
-    )
-    where = (ApiKeyRow.id == row.id, ApiKeyRow.revoked_at.is_(None), unchanged)
-    return changed_rows(session, update(ApiKeyRow).where(*where).values(expires_at=end)) == 1
-
-
 def has_usable_key(session: Session, *, now: datetime) -> bool:
     usable = exists().where(
         ApiKeyRow.revoked_at.is_(None),

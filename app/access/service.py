@@ -17,16 +17,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from anyio import CapacityLimiter, move_on_after, to_thread
-from sqlalchemy.orm import Session
 
 from app.access import queries as access
 from app.access.audit import record_audit
 from app.context import Caller, RequestContext, Services
 from app.db import tables
-from app.errors import Conflict, DatabaseUnavailable, InvalidRequest, Unauthenticated
+from app.errors import DatabaseUnavailable, InvalidRequest, Unauthenticated
 from app.types import RATE, Scope
 
 KEY_PATTERN = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
@@ -73,45 +71,20 @@ def create_key(
         raise InvalidRequest(
             "Expected a rate like 600/minute, or several separated by `;`.", field="rate_limit"
         )
+    secret = secrets.token_urlsafe(32)
+    row = tables.ApiKeyRow(
+        secret_hash=_hash(secret),
+        project=context.project,
+        name=name,
+        scopes=[scope.value for scope in Scope if scope in scopes],
+        rate_limit=rate_limit,
+        expires_at=expires_at,
+    )
     with services.db.transaction() as session:
-        return _add_key(
-            session,
-            context,
-            "create",
-            project=context.project,
-            name=name,
-            scopes=[scope.value for scope in Scope if scope in scopes],
-            rate_limit=rate_limit,
-            expires_at=expires_at,
-        )
-
-
-def rotate_key(
-    services: Services, context: RequestContext, key_id: str, *, grace_s: float
-) -> tuple[tables.ApiKeyRow, str]:
-    """Return a new key with the old one's rights; the old key works for `grace_s` longer.
-
-    Raises NotFound, InvalidRequest, Conflict.
-    """
-    now = tables.now()
-    with services.db.transaction() as session:
-        old = access.api_key(session, context.project, key_id, lock=True)
-        if not _is_usable(old):
-            raise InvalidRequest(
-                "This key has expired or was revoked. Create a new key.", field="id"
-            )
-        same = {
-            field: getattr(old, field)
-            for field in ("project", "name", "scopes", "rate_limit", "expires_at")
-        }
-        end = now + timedelta(seconds=grace_s)
-        if not access.end_key(
-            session, old, end=end if old.expires_at is None else min(end, old.expires_at)
-        ):
-            raise Conflict(
-                "Another request rotated or revoked this key. Check its state and try again."
-            )
-        return _add_key(session, context, "rotate", audit_id=key_id, **same)
+        session.add(row)
+        session.flush()
+        record_audit(session, context, "create", "api-key", row.id)
+    return row, f"anc_{row.id}_{secret}"
 
 
 def revoke_key(services: Services, context: RequestContext, key_id: str) -> None:
@@ -234,23 +207,6 @@ class KeyRing:
             )
             lasts_s = math.inf if row.expires_at is None else (row.expires_at - now).total_seconds()
         return _KnownKey(caller, row.secret_hash, begun, begun + lasts_s)
-
-
-def _add_key(
-    session: Session,
-    context: RequestContext,
-    action: str,
-    *,
-    audit_id: str | None = None,
-    **columns: Any,
-) -> tuple[tables.ApiKeyRow, str]:
-    """Add a key. The audit row names `audit_id`, or the new key's id."""
-    secret = secrets.token_urlsafe(32)
-    row = tables.ApiKeyRow(secret_hash=_hash(secret), **columns)
-    session.add(row)
-    session.flush()
-    record_audit(session, context, action, "api-key", audit_id or row.id)
-    return row, f"anc_{row.id}_{secret}"
 
 
 def _is_usable(row: tables.ApiKeyRow) -> bool:

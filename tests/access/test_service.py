@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -17,7 +15,6 @@ from app.access.service import KeyRing
 from app.context import Caller, Services
 from app.db import tables
 from app.errors import (
-    Conflict,
     DatabaseUnavailable,
     InvalidRequest,
     Unauthenticated,
@@ -25,7 +22,7 @@ from app.errors import (
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services
-from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, again, alter
+from tests.helpers import CONTEXT, PROJECT, again, alter
 from tests.waiting import slack, until
 
 
@@ -96,51 +93,7 @@ def test_a_key_that_could_not_work_is_not_made(services, wrong):
         assert access.api_keys(session) == []
 
 
-# --- rotated, revoked, expired --------------------------------------------------------------------
-
-
-def test_a_rotated_key_works_on_for_its_grace_and_the_new_one_is_like_it(services):
-    end = tables.now() + timedelta(days=9)
-    row, key = make(services, scopes=[Scope.read], rate_limit="5/minute", expires_at=end)
-    fresh, second = api_keys.rotate_key(services, CONTEXT, row.id, grace_s=3600)
-    assert opens(services, key)
-    assert opens(services, second)
-    assert (fresh.name, fresh.scopes) == ("k", ["read"])
-    assert (fresh.rate_limit, fresh.expires_at) == ("5/minute", end)
-    left = again(services, row).expires_at - tables.now()
-    assert timedelta(minutes=59) < left <= timedelta(hours=1)
-    soon = tables.now() + timedelta(minutes=1)
-    row, _ = make(services, expires_at=soon)
-    api_keys.rotate_key(services, CONTEXT, row.id, grace_s=3600)
-    assert again(services, row).expires_at == soon  # grace prolongs no key
-
-
-@ON_EACH_DATABASE
-def test_of_several_rotations_at_once_one_is_made(services):
-    row, key = make(services)
-    together = threading.Barrier(8)
-
-    def rotate(_: int) -> int:
-        together.wait()
-        try:
-            api_keys.rotate_key(services, CONTEXT, row.id, grace_s=0)
-        except (Conflict, InvalidRequest):
-            return 0
-        return 1
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(rotate, range(8))) == 1
-    with services.db.transaction() as session:
-        assert len(access.api_keys(session)) == 2
-    assert not opens(services, key)
-
-
-@pytest.mark.parametrize("column", ["revoked_at", "expires_at"])
-def test_a_key_that_has_ended_is_not_rotated_back_to_life(services, column):
-    row, _ = make(services)
-    alter(services, row, **{column: tables.now()})
-    with pytest.raises(InvalidRequest):
-        api_keys.rotate_key(services, CONTEXT, row.id, grace_s=60)
+# --- revoked --------------------------------------------------------------------------------------
 
 
 def test_a_revoked_key_opens_nothing_and_revoking_twice_is_no_error(services):

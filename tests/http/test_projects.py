@@ -91,7 +91,6 @@ FOREIGN = [
     ("GET", "/jobs/$id"),
     ("GET", "/jobs/$id/events"),
     ("POST", "/jobs/$id/cancel"),
-    ("POST", "/api-keys/$key/rotate", {}),
     ("POST", "/pools/$pool/vectors", {"offset": 12, "vectors": FIRST}),
     ("PUT", "/pools/new", {"encoder": "$first", "vectors": FIRST}),
     ("PUT", "/anchor-sets/yours-set/embeddings/$first", {"vectors": FIRST}),

@@ -128,9 +128,7 @@ def test_keys_open_the_service_within_their_scopes(tmp_path):
                 assert client.encoders.list() == []
                 with pytest.raises(PermissionDeniedError, match="scope `write`"):
                     client.encoders.create("x", dim=2)
-            fresh = admin.api_keys.rotate(reader["id"], grace_s=0)
-            assert fresh["key"] != reader["key"]
-            admin.api_keys.delete(fresh["id"])
+            admin.api_keys.delete(reader["id"])
             assert len(admin.audit()) >= 3
 
 

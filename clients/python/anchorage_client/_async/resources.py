@@ -286,9 +286,3 @@ class AsyncApiKeys:
     async def delete(self, id: str) -> None:
         """Revoke a key."""
         await self._transport.delete(f"/api-keys/{segment(id)}")
-
-    async def rotate(self, id: str, *, grace_s: int | None = None) -> Json:
-        """Replace a key. The old one works for `grace_s` more seconds."""
-        return await self._transport.post(
-            f"/api-keys/{segment(id)}/rotate", {"grace_s": grace_s}, creates=True
-        )

@@ -284,9 +284,3 @@ class ApiKeys:
     def delete(self, id: str) -> None:
         """Revoke a key."""
         self._transport.delete(f"/api-keys/{segment(id)}")
-
-    def rotate(self, id: str, *, grace_s: int | None = None) -> Json:
-        """Replace a key. The old one works for `grace_s` more seconds."""
-        return self._transport.post(
-            f"/api-keys/{segment(id)}/rotate", {"grace_s": grace_s}, creates=True
-        )
