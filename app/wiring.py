@@ -14,7 +14,7 @@ from app.context import (
 from app.db.blobs import BlobStore
 from app.db.budget import TextBudget
 from app.db.cache import Cache, NameCache
-from app.db.redis import OptionalRedis, RedisStore
+from app.db.redis import RedisStore
 from app.db.session import Database, sqlite_url
 from app.encoders.models.base import ModelSources
 from app.encoders.models.options import normal_url
@@ -42,7 +42,7 @@ def make_services(
         torch.set_num_threads(settings.threads)
     store = None
     if settings.redis_url is not None:
-        store = RedisStore(OptionalRedis(settings.redis_url), settings.redis_prefix)
+        store = RedisStore(settings.redis_url, settings.redis_prefix)
     db = make_database(settings)
     return Services(
         db=db,

@@ -107,8 +107,7 @@ class MemoryCache:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.hits = 0
-        self.misses = 0
+        #: values with their sizes, the least recently used first
         self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
         self._flight = SingleFlight()
@@ -117,48 +116,38 @@ class MemoryCache:
         self, key: Hashable, make: Callable[[], Value], size: Callable[[Value], int]
     ) -> Value:
         """Return the cached value, or call `make` and cache its result if its `size` fits."""
-        with self._lock:
-            found, value = self._look_up(key)
-            self.hits += found
-            self.misses += not found
-        if found:
-            return value  # type: ignore[no-any-return]
 
         def make_and_store() -> Value:
-            with self._lock:
-                found, value = self._look_up(key)
-            if not found:
-                value = make()
-                self.put(key, value, size(value))
-            return value  # type: ignore[no-any-return]
+            if (entry := self._entry(key)) is not None:  # of a thread that was faster
+                return entry[0]  # type: ignore[no-any-return]
+            value = make()
+            self.put(key, value, size(value))
+            return value
 
-        return self._flight.run(key, make_and_store)
+        entry = self._entry(key)
+        return self._flight.run(key, make_and_store) if entry is None else entry[0]
 
     def find(self, key: Hashable) -> Any | None:
         """Return the cached value, or None."""
-        with self._lock:
-            found, value = self._look_up(key)
-            self.hits += found
-            return value
-
-    def _look_up(self, key: Hashable) -> tuple[bool, Any]:
-        entry = self._entries.get(key)
-        if entry is None:
-            return False, None
-        self._entries.move_to_end(key)
-        return True, entry[0]
+        entry = self._entry(key)
+        return None if entry is None else entry[0]
 
     def put(self, key: Hashable, value: object, nbytes: int) -> None:
         """Keep a value if it fits."""
         if nbytes > self.limit_bytes:
             return
         with self._lock:
-            self.used_bytes -= self._entries.pop(key, (None, 0))[1]
+            self.used_bytes += nbytes - self._entries.pop(key, (None, 0))[1]
             self._entries[key] = (value, nbytes)
-            self.used_bytes += nbytes
             while self.used_bytes > self.limit_bytes:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self.used_bytes -= freed
+
+    def _entry(self, key: Hashable) -> tuple[Any, int] | None:
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
 
 
 class NameKey(NamedTuple):

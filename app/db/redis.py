@@ -2,7 +2,7 @@
 the cache that processes share, and their bytes.
 
 A server that is overloaded, misconfigured or not Redis at all makes redis-py raise almost any
-exception. `OptionalRedis.ask` hides this: its callers see an answer or RedisAway.
+exception. `RedisStore.ask` hides this: its callers see an answer or RedisAway.
 """
 
 from __future__ import annotations
@@ -82,48 +82,6 @@ class Circuit:
     def failed(self) -> None:
         with self._lock:
             self._works, self._away_until = False, time.monotonic() + AWAY_S
-
-
-class OptionalRedis:
-    """A client whose calls return in a bounded time and raise only RedisAway."""
-
-    def __init__(self, url: str) -> None:
-        self._client = redis_client(url)
-        self._circuit = Circuit()
-
-    def ask(self, question: Callable[[Redis], Answer]) -> Answer:
-        """Return the result of `question`. Raises RedisAway for any failure.
-
-        `question` makes one or a few calls of the client and checks the type of their answers.
-        """
-        if not self._circuit.admits():
-            raise RedisAway("Redis failed a moment ago")
-        try:
-            answer = question(self._client)
-        except Exception as error:
-            self._circuit.failed()
-            self._client.connection_pool.disconnect()  # with the unread rest of an answer
-            log.warning(
-                "Redis failed and is not called for %.0f s: %s %.200r",
-                AWAY_S,
-                type(error).__name__,
-                str(error),
-            )
-            raise RedisAway(type(error).__name__) from error
-        self._circuit.worked()
-        return answer
-
-    def takes_writes(self, key: str) -> bool:
-        """Return whether Redis accepts writes: not when it is full, read-only or something else."""
-        try:
-            self.ask(lambda client: _write(client, key))
-        except RedisAway:
-            return False
-        return True
-
-    def close(self) -> None:
-        self._client.close()
-        self._client.connection_pool.disconnect()
 
 
 def _write(client: Redis, key: str) -> None:
@@ -227,28 +185,50 @@ def _digest(key: bytes, payload: bytes) -> bytes:
 
 
 class RedisStore:
-    """Cache entries that all processes share.
+    """Cache entries that all processes share. Calls return in a bounded time.
 
     Redis bounds them (maxmemory-policy allkeys-lru) and may drop any of them at any time.
     """
 
-    def __init__(self, redis: OptionalRedis, prefix: str) -> None:
-        self._redis = redis
+    def __init__(self, url: str, prefix: str) -> None:
+        self._client = redis_client(url)
+        self._circuit = Circuit()
         self._prefix = prefix
 
     def close(self) -> None:
-        self._redis.close()
+        self._client.close()
+        self._client.connection_pool.disconnect()
 
-    def ask(self, question: Callable[[Redis, str], Value]) -> Value:
+    def ask(self, question: Callable[[Redis, str], Answer]) -> Answer:
         """Return what Redis answers to a question, which gets the prefix of our keys.
 
-        Raises RedisAway.
+        It makes one or a few calls of the client and checks the type of their answers. Raises
+        RedisAway for any failure.
         """
-        return self._redis.ask(lambda client: question(client, self._prefix))
+        if not self._circuit.admits():
+            raise RedisAway("Redis failed a moment ago")
+        try:
+            answer = question(self._client, self._prefix)
+        except Exception as error:
+            self._circuit.failed()
+            self._client.connection_pool.disconnect()  # with the unread rest of an answer
+            log.warning(
+                "Redis failed and is not called for %.0f s: %s %.200r",
+                AWAY_S,
+                type(error).__name__,
+                str(error),
+            )
+            raise RedisAway(type(error).__name__) from error
+        self._circuit.worked()
+        return answer
 
     def takes_writes(self) -> bool:
-        """Return within a second whether Redis accepts writes now."""
-        return self._redis.takes_writes(f"{self._prefix}:ready")
+        """Return whether Redis accepts writes: not when it is full, read-only or something else."""
+        try:
+            self.ask(lambda client, prefix: _write(client, f"{prefix}:ready"))
+        except RedisAway:
+            return False
+        return True
 
     def get_or_make(
         self, kind: str, key: bytes, make: Callable[[], Value], shared: TensorCodec[Value]
@@ -284,7 +264,7 @@ class RedisStore:
     def _ask(self, kind: str, question: Callable[[Redis], Value]) -> Value | None:
         """Return what Redis answers, or None when it is away."""
         try:
-            return self._redis.ask(question)
+            return self.ask(lambda client, _: question(client))
         except RedisAway:
             metrics.cache_outcome(kind, "away").inc()
             return None

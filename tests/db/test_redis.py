@@ -20,7 +20,7 @@ from app.anchors.spaces import SPACE
 from app.db import redis as connect_module
 from app.db.budget import TextBudget
 from app.db.cache import Cache
-from app.db.redis import MAGIC, CorruptEntry, OptionalRedis, RedisStore, TensorCodec, pack, unpack
+from app.db.redis import MAGIC, CorruptEntry, RedisStore, TensorCodec, pack, unpack
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator
@@ -41,7 +41,7 @@ def store_at() -> Iterator[Callable[..., RedisStore]]:
     with ExitStack() as stack:
 
         def make(url: str, prefix: str = "p") -> RedisStore:
-            store = RedisStore(OptionalRedis(url), prefix)
+            store = RedisStore(url, prefix)
             stack.callback(store.close)
             return store
 
@@ -222,7 +222,7 @@ def test_whatever_answers_at_the_address_every_value_is_made_and_nothing_is_take
         assert made == ["a", "a", "b"]
         found = counted(kind)
         assert (found["made"], found["away"] >= 1) == (3, True)
-        assert not OptionalRedis(url).takes_writes("ready")
+        assert not RedisStore(url, "p").takes_writes()
         budget = TextBudget(5, url, "p")
         assert [budget.spend("one", 4), budget.spend("one", 4)] == [4, 1]  # this process counts
         server.shutdown()
@@ -253,11 +253,11 @@ def test_a_server_that_is_away_is_left_alone_by_all_but_one_caller_at_a_time_and
 
 def test_a_server_that_takes_no_writes_is_known_as_such_until_it_does(redis_server, monkeypatch):
     monkeypatch.setattr(connect_module, "AWAY_S", 0.05)
-    optional = OptionalRedis(redis_server.url)
+    optional = RedisStore(redis_server.url, "p")
     with Redis.from_url(redis_server.url) as admin:
-        assert optional.takes_writes("ready")
+        assert optional.takes_writes()
         admin.config_set("maxmemory", "1")
-        assert not optional.takes_writes("ready")
+        assert not optional.takes_writes()
         admin.config_set("maxmemory", "0")
-        until(lambda: optional.takes_writes("ready"))
+        until(lambda: optional.takes_writes())
     optional.close()
