@@ -13,13 +13,7 @@ from anchorage_client import Client
 from app.db import tables
 from app.errors import FitQueued
 from app.jobs import answers
-from tests.translate.translations import PAIR, asker
-
-
-@pytest.fixture
-def ask(stocked, embeddings):
-    return asker(stocked, embeddings["first"])
-
+from tests.translate.translations import PAIR
 
 # --- relative vectors -----------------------------------------------------------------------------
 
@@ -122,16 +116,17 @@ def test_wrong_requests(ask, refused, path, change, status, code, field):
     refused(answer, status, code, field)
 
 
+def test_the_shape_of_auto_is_the_clients_and_every_other_option_is_refused(ask, refused):
+    assert ask(options={"renormalise": False}).json()["options"]["renormalise"] is False
+    for option in ("ridge", "delta", "decode_power"):
+        refused(ask(options={option: 0.5}), 422, "unknown-option", f"options.{option}")
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refused, side):
     stocked.post("/encoders", json={"name": "third", "dim": 8})
-    refused(ask(**{side: "third"}), 409, "anchors-not-embedded", "anchor_set", detail="'third'")
-    refused(
-        ask("/translators", vectors=..., **{side: "third"}),
-        409,
-        "anchors-not-embedded",
-        "anchor_set",
-    )
+    for answer in (ask(**{side: "third"}), ask("/translators", vectors=..., **{side: "third"})):
+        refused(answer, 409, "anchors-not-embedded", "anchor_set", detail="'third'")
 
 
 # --- long fits ------------------------------------------------------------------------------------

@@ -12,9 +12,7 @@ from sqlalchemy import text
 
 from app.db import tables
 from app.db.cache import Cache
-from app.errors import (
-    BlobMissing,
-)
+from app.errors import BlobMissing
 from app.translate import fit as translators
 from app.translate import queries
 from app.translate import service as apply
@@ -24,11 +22,6 @@ from tests.helpers import CONTEXT, PROJECT, another_process, some
 
 def request(method="irp", **options):
     return FitRequest("a", "b", "s", method, options)
-
-
-def _blob_of(services, encoder):
-    with services.db.transaction() as session:
-        return translators.find_space_row(session, PROJECT, "s", encoder, "source").blob
 
 
 def _pair(services):
@@ -66,16 +59,8 @@ def test_two_processes_that_first_fit_one_translator_at_once_both_answer(
     cold = replace(services, cache=Cache(0))
     with ThreadPoolExecutor(1) as pool:
         with services.db.transaction() as session:
-            session.add(
-                tables.TranslatorRow(
-                    project=PROJECT,
-                    content=content,
-                    source_id=source.id,
-                    target_id=target.id,
-                    method="irp",
-                    options={},
-                )
-            )
+            ids = {"source_id": source.id, "target_id": target.id, "content": content}
+            session.add(tables.TranslatorRow(project=PROJECT, method="irp", options={}, **ids))
             session.flush()
             second = pool.submit(translators.fit, cold, CONTEXT, source, target, request())
             blocked = text(
@@ -111,7 +96,7 @@ def test_auto_keeps_the_cosine_for_a_head_that_answers_numbers(stocked_services)
 
 
 def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked_services):
-    digest = _blob_of(stocked_services, "a")
+    digest = _pair(stocked_services)[0].blob
     path = stocked_services.blobs.root / digest[:2] / digest
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
     with pytest.raises(BlobMissing, match="anchor set 's' is damaged"):

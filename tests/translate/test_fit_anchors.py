@@ -95,9 +95,8 @@ def test_a_sample_of_the_target_serves_both_directions(mixed):
         pair = translators.find_pair(mixed, PROJECT, request)
         found = fit_anchors.find_anchors(mixed, *pair)
         assert float(found.counted[OWN:].double().mean()) < 0.1
-        assert [each.code for each in warnings_about_pair(mixed, *pair)].count(
-            "foreign-anchors"
-        ) == 1
+        codes = [each.code for each in warnings_about_pair(mixed, *pair)]
+        assert codes.count("foreign-anchors") == 1
 
 
 def test_anchors_of_the_store_are_all_used_and_nothing_is_warned_of(mixed):

@@ -1,4 +1,4 @@
-"""/translators: reports, ids and the list."""
+"""/translators: reports, estimates, thresholds, ids and the list."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import json
 
 import numpy as np
 import pytest
+from sqlalchemy import update
 
-from tests.translate.translations import PAIR, asker
+from app.db.tables import TranslatorRow
+from tests.translate.translations import PAIR
 
 #: methods whose translators differ
 FOUR = ("irp", "graded", "procrustes", "ridge")
 
 
 @pytest.fixture
-def ask(stocked, embeddings):
-    return asker(stocked, embeddings["first"])
+def make(stocked):
+    """POST /translators of PAIR."""
+
+    def post(**more):
+        answer = stocked.post("/translators", json={**PAIR, **more})
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    return post
 
 
 def test_a_download_names_its_translator(ask, stocked, refused):
@@ -41,12 +50,26 @@ def test_the_same_recipe_has_the_same_id_and_another_recipe_another(ask):
     )
 
 
-def test_a_few_anchors_have_no_estimate(stocked):
-    size = 5
-    vectors = {"first": np.eye(8)[:size].tolist(), "second": np.eye(6)[:size].tolist()}
-    stocked.post("/anchor-sets", json={"name": "few", "embeddings": vectors})
-    report = stocked.post("/translators", json={**PAIR, "anchor_set": "few"}).json()["report"]
-    assert (report["anchors"], report["estimate"]) == (size, None)
+def test_thresholds_rise_with_the_old_one_and_end_with_the_anchors_scores(make, stocked):
+    path = f"/translators/{make(method='graded')['id']}/threshold"
+    answers = [stocked.get(path, params={"source": score}).json() for score in (0.2, 0.4, 0.6, 1)]
+    assert [each["source"] for each in answers] == [0.2, 0.4, 0.6, 1.0]
+    *known, beyond = [each["by_rate"] for each in answers]
+    assert known == sorted(known)
+    assert beyond is None
+    shares = [each["share"] for each in answers]
+    assert shares == sorted(shares, reverse=True)
+    assert answers[0]["scores"] == "translated-native"
+    assert answers[0]["pairs_above"] > 10
+
+
+def test_a_few_anchors_have_no_estimate_and_no_threshold(make, stocked, refused, embeddings):
+    few = {name: vectors[:9].tolist() for name, vectors in embeddings.items()}
+    stocked.post("/anchor-sets", json={"name": "few", "embeddings": few})
+    made = make(anchor_set="few")
+    assert (made["report"]["anchors"], made["report"]["estimate"]) == (9, None)
+    answer = stocked.get(f"/translators/{made['id']}/threshold?source=0.5")
+    refused(answer, 409, "too-few-anchors", "id", detail="'few'")
 
 
 @pytest.mark.parametrize("what", ["", "/file", "/threshold?source=0.5"])
@@ -56,23 +79,44 @@ def test_an_unknown_or_malformed_id_is_refused(client, refused, what):
         refused(client.get(f"/translators/{id_}{what}"), 422, "invalid-request", "id")
 
 
-# --- the list -------------------------------------------------------------------------------------
-
-
-def listed(client, query=""):
-    """The page of GET /translators, and the ids on it."""
-    answer = client.get(f"/translators{query}")
-    assert answer.status_code == 200, answer.text
-    page = answer.json()["translators"]
-    return page, [each["id"] for each in page]
-
-
 def test_the_list_has_each_translator_once_in_the_order_of_ids(ask, stocked):
-    assert listed(stocked) == ([], [])
+    assert stocked.get("/translators").json()["translators"] == []
     ids = sorted(ask(method=method).json()["translator"] for method in FOUR)
-    page, found = listed(stocked)
-    assert found == ids
+    page = stocked.get("/translators").json()["translators"]
+    assert [each["id"] for each in page] == ids
     for each in page:
         whole = stocked.get(f"/translators/{each['id']}").json()
         assert each == {name: whole[name] for name in whole if name != "report"}
         assert {key: each[key] for key in PAIR} == PAIR
+
+
+# --- estimates ------------------------------------------------------------------------------------
+
+
+def test_a_report_of_another_version_is_measured_anew(make, stocked):
+    """Processes of the previous version write old reports until they are replaced."""
+    made = make()
+    with stocked.app.state.services.db.transaction() as session:
+        session.execute(update(TranslatorRow).values(report={"anchors": 40, "estimate": None}))
+    assert stocked.get(f"/translators/{made['id']}").json() == made
+
+
+def test_a_minimum_is_compared_in_the_index_that_the_request_names(ask, make, refused):
+    small, large = (make(index=size)["report"]["estimate"] for size in (100, 100_000))
+    middle = (small["measures"]["recall"]["value"] + large["measures"]["recall"]["value"]) / 2
+    assert ask(min_quality={"recall": middle}, index=100).status_code == 200
+    answer = ask(min_quality={"recall": middle}, index=100_000)
+    refused(answer, 422, "quality-below-minimum", "min_quality", detail="100,000 items")
+    assert answer.json()["found"] == large
+    made = ask("/translators", vectors=..., min_quality={"recall": 1.0})
+    refused(made, 422, "quality-below-minimum", "min_quality", detail="recall")
+
+
+def test_a_sample_of_the_store_is_searched_and_its_size_is_the_default_index(make, stocked):
+    id_ = make()["id"]
+    store = 3 * np.random.default_rng(1).normal(size=(320, 6)) - 2
+    body = {"vectors": store.tolist(), "store_size": 320}
+    stocked.put("/anchor-sets/items/samples/second", json=body).raise_for_status()
+    report = stocked.get(f"/translators/{id_}").json()["report"]
+    assert (report["estimate"]["index"], report["estimate"]["measured"]) == (320, True)
+    assert [each["index"] for each in report["estimates"]] == [320, 1_000, 10_000, 100_000]
