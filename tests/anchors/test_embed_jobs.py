@@ -76,19 +76,6 @@ def test_a_job_makes_the_set_that_a_request_makes_and_tells_how_far_it_is(encodi
         assert_same_space(encoding, name, waited, encoder)
 
 
-def test_inputs_and_embeddings_of_another_encoder_make_one_set(encoding, post, finished, fresh):
-    mine = fresh()
-    encoding.http.post("/encoders", json={"name": mine, "dim": 3})
-    vectors = np.random.default_rng(0).normal(size=(len(encoding.texts), 3)).tolist()
-    answer, name = post(ASYNC, embeddings={mine: vectors})
-    job = finished(encoding.http, answer.json()["id"])
-    assert job["result"]["encoders"] == [mine, "toy"]
-    assert set(encoding.http.get(f"/anchor-sets/{name}").json()["encoders"]) == {mine, "toy"}
-    _, alone = post()
-    assert_same_space(encoding, name, alone, "toy")
-    assert put(encoding, name, "short").status_code == 201  # the set stores the inputs
-
-
 @pytest.mark.parametrize("headers", [None, ASYNC], ids=["now", "job"])
 def test_an_encoder_added_later_reads_the_inputs_that_were_kept(encoding, post, finished, headers):
     _, whole = post(encoders=["toy", "minilm"])
@@ -147,24 +134,20 @@ def test_images_are_kept_as_files_and_read_again(encoding, fresh):
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_cannot_become_a_set_is_refused_at_once(encoding, post, change, status, code, field):
+def test_what_cannot_become_a_set_is_refused_at_once(
+    encoding, post, refused, change, status, code, field
+):
     before = len(encoding.http.get("/jobs?limit=1000").json()["jobs"])
     answer, name = post(ASYNC, **change)
-    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (
-        status,
-        code,
-        field,
-    ), answer.text
-    assert encoding.http.get(f"/anchor-sets/{name}").status_code == (
-        200 if name == "texts" else 404
-    )
+    refused(answer, status, code, field)
+    there = encoding.http.get(f"/anchor-sets/{name}").status_code
+    assert there == (200 if name == "texts" else 404)
     assert len(encoding.http.get("/jobs?limit=1000").json()["jobs"]) == before
 
 
 def test_what_a_job_finds_out_late_is_in_its_error(encoding, post, finished):
-    answer, name = post(
-        ASYNC, encoders=["eye"], inputs=[base64.b64encode(b"no image").decode()] * 3
-    )
+    wrong = base64.b64encode(b"no image").decode()
+    answer, name = post(ASYNC, encoders=["eye"], inputs=[wrong] * 3)
     job = finished(encoding.http, answer.json()["id"])
     assert (job["state"], job["error"]["code"]) == ("failed", "invalid-image"), job
     assert encoding.http.get(f"/anchor-sets/{name}").status_code == 404

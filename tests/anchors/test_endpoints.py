@@ -51,68 +51,36 @@ def test_roles_are_kept_and_shown(stocked, refused):
 # --- bad ------------------------------------------------------------------------------------------
 
 
+TWO = [[1, 2, 3], [4, 5, 6]]
+
+
 @pytest.mark.parametrize(
-    ("embeddings", "status", "code", "field"),
+    ("body", "status", "code", "field"),
     [
-        ({"a": [[1, 2, 3]] * 5}, 422, "degenerate-anchors", "embeddings.a"),
+        ({"embeddings": {"a": [[1, 2, 3]] * 5}}, 422, "degenerate-anchors", "embeddings.a"),
+        ({"embeddings": {"a": TWO, "b": [[1, 2]] * 3}}, 422, "unequal-anchors", "embeddings.b"),
+        ({"embeddings": {"a": TWO, "no": TWO}}, 404, "encoder-not-found", "embeddings.no"),
         (
-            {"a": [[1, 2, 3], [4, 5, 6]], "b": [[1, 2], [4, 5], [7, 8]]},
+            {"embeddings": {"a": TWO}, "inputs": ["x", "y", "z"]},
             422,
-            "unequal-anchors",
-            "embeddings.b",
-        ),
-        (
-            {"a": [[1, 2, 3], [4, 5, 6]], "unknown": [[1, 2], [4, 5]]},
-            404,
-            "encoder-not-found",
-            "embeddings.unknown",
-        ),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_bad_embeddings_are_refused_and_leave_nothing(
-    pair, refused, embeddings, status, code, field
-):
-    refused(
-        pair.post("/anchor-sets", json={"name": "s", "embeddings": embeddings}), status, code, field
-    )
-    refused(pair.get("/anchor-sets/s"), 404, "anchor-set-not-found", "name")
-    assert (
-        pair.delete("/encoders/a").status_code == 204
-    )  # no embeddings of the failed set refer to it
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "field"),
-    [
-        (
-            {"embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}, "inputs": ["x", "y", "z"]},
             "unequal-anchors",
             "embeddings.a",
         ),
-        (
-            {"embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}, "encoders": ["a"]},
-            "invalid-request",
-            "encoders",
-        ),
-        ({"inputs": ["x", "y"], "encoders": ["a"]}, "encoder-needs-vectors", "inputs"),
+        ({"embeddings": {"a": TWO}, "encoders": ["a"]}, 422, "invalid-request", "encoders"),
+        ({"inputs": ["x", "y"], "encoders": ["a"]}, 422, "encoder-needs-vectors", "inputs"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: str(value)[:60],
 )
-def test_what_goes_together_and_what_does_not(pair, refused, body, code, field):
-    refused(pair.post("/anchor-sets", json={"name": "s", **body}), 422, code, field)
+def test_what_makes_no_set_is_refused_and_leaves_nothing(pair, refused, body, status, code, field):
+    refused(pair.post("/anchor-sets", json={"name": "s", **body}), status, code, field)
     refused(pair.get("/anchor-sets/s"), 404, "anchor-set-not-found", "name")
+    assert pair.delete("/encoders/a").status_code == 204  # nothing of the failed set refers to it
 
 
 def test_embeddings_of_another_number_of_items_are_refused(stocked, refused):
     stocked.post("/encoders", json={"name": "third", "dim": 2})
-    refused(
-        put(stocked, some(39, 2), encoder="third"),
-        409,
-        "anchor-count-mismatch",
-        "vectors",
-        detail="40",
-    )
+    answer = put(stocked, some(39, 2), encoder="third")
+    refused(answer, 409, "anchor-count-mismatch", "vectors", detail="40")
     assert stocked.get("/anchor-sets/items").json()["encoders"] == ["first", "second"]
 
 

@@ -7,9 +7,7 @@ import torch
 
 from app.anchors import service as anchor_sets
 from app.db import resources, tables
-from app.errors import (
-    Conflict,
-)
+from app.errors import Conflict
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, create_encoder
 
 

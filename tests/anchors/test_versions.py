@@ -23,6 +23,7 @@ from app.translate.maps import FitRequest
 from tests.helpers import PROJECT, another_process, create_encoder
 
 VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
+Ask = Callable[[Services, str], torch.Tensor]
 TRANSLATION = FitRequest("a", "b", "s", "graded", {})
 
 
@@ -64,6 +65,13 @@ def delete(services: Services, project: str) -> None:
     anchor_sets.delete_anchor_set(services, RequestContext(project), "s")
     for name in ("a", "b"):
         encoders.delete_encoder(services, RequestContext(project), name)
+
+
+def both_answers(ask: Ask, services: Services) -> list[torch.Tensor]:
+    """The answers by the two versions, each of which stays in a project of its own."""
+    for version in (1, 2):
+        make(services, f"quiet {version}", version)
+    return [ask(services, f"quiet {version}") for version in (1, 2)]
 
 
 def translated(services: Services, project: str) -> torch.Tensor:
@@ -115,10 +123,7 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
 ):
     """By another process, before each of the request's statements in turn."""
     monkeypatch.setattr(cache, "MEMORY_S", 3600.0)
-    right = []
-    for version in (1, 2):
-        make(other, f"quiet {version}", version)
-        right.append(ask(other, f"quiet {version}"))
+    right = both_answers(ask, other)
     answered = []
     for number in range(100):
         make(other, PROJECT, 1)
@@ -146,10 +151,7 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
 def test_while_names_are_remembered_an_answer_is_by_one_version(reader, other, monkeypatch, ask):
     """Whichever of the names the other process remembers from before."""
     monkeypatch.setattr(cache, "MEMORY_S", 3600.0)
-    right = []
-    for version in (1, 2):
-        make(other, f"quiet {version}", version)
-        right.append(ask(other, f"quiet {version}"))
+    right = both_answers(ask, other)
     make(other, PROJECT, 1)
     assert torch.allclose(ask(reader, PROJECT), right[0], atol=1e-5)
     remembered = dict(reader.names._known)
