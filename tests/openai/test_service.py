@@ -12,14 +12,7 @@ from app.context import RequestContext
 from app.db import resources, tables
 from app.encoders import encoding
 from app.encoders import service as encoders
-from app.errors import (
-    AnchorsNotEmbedded,
-    Conflict,
-    EncoderNeedsVectors,
-    InUse,
-    NameTaken,
-    NotFound,
-)
+from app.errors import AnchorsNotEmbedded, Conflict, EncoderNeedsVectors, InUse, NameTaken, NotFound
 from app.openai import queries, service
 from app.openai.schemas import EmbeddingsRequest
 from app.translate import fit as translators
@@ -69,20 +62,6 @@ def row_of(services, table, name):
 
 
 @pytest.mark.parametrize(
-    ("model", "expected"), [("m", ("m", None, None)), ("m->b@s", ("m", "b", "s"))]
-)
-def test_an_alias_stands_for_every_kind_of_model_in_its_project_only(named, model, expected):
-    assert resolved(named, "x") is None
-    assert put(named, "x", model).model == model
-    assert resolved(named, "x") == resolved(named, model) == expected
-    assert resolved(named, "x", OTHERS.project) is None
-    service.delete_alias(named, CONTEXT, "x")
-    assert resolved(named, "x") is None
-    with pytest.raises(NotFound):
-        service.delete_alias(named, CONTEXT, "x")
-
-
-@pytest.mark.parametrize(
     ("model", "error"),
     [
         ("m->b", NotFound),
@@ -124,7 +103,10 @@ def test_a_translation_keeps_its_pair_and_reserves_its_answer_once(named, monkey
 
 
 def test_a_repointed_alias_keeps_its_row_and_lets_go_of_its_old_model(named):
-    first, second = put(named, "x", "m->b@s"), put(named, "x", "free")
+    first = put(named, "x", "m->b@s")
+    assert resolved(named, "x") == ("m", "b", "s")
+    assert resolved(named, "x", OTHERS.project) is None
+    second = put(named, "x", "free")
     assert (second.id, second.created_at) == (first.id, first.created_at)
     assert resolved(named, "x") == ("free", None, None)
     row = row_of(named, tables.AliasRow, "x")
