@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from app.maths.relevance import advice
@@ -10,47 +9,20 @@ from tests.translate.translations import PAIR
 
 
 @pytest.fixture
-def ask(stocked, evaluated):
-    def post(judged=None, **more):
-        if judged is not None:
-            more["evaluation"] = evaluated(**judged)["id"]
-        return stocked.post("/advice", json={**PAIR, "method": "graded", **more})
-
-    return post
+def ask(stocked):
+    return lambda **more: stocked.post("/advice", json={**PAIR, "method": "graded", **more})
 
 
 @pytest.fixture
-def evaluated(stocked, finished):
-    """The job of an evaluation."""
+def evaluated(stocked, evaluate, finished):
+    """The id of the job of an evaluation."""
 
     def post(**more):
-        body = {**PAIR, "method": "graded", **more}
-        headers = {"Prefer": "respond-async"}
-        job = stocked.post("/evaluate", json=body, headers=headers).json()
-        ended = finished(stocked, job["id"])
+        ended = finished(stocked, evaluate("respond-async", **more).json()["id"])
         assert ended["state"] == "succeeded"
-        return ended
+        return ended["id"]
 
     return post
-
-
-@pytest.fixture
-def judged(embeddings):
-    """Thirty queries near one anchor each, which is their relevant document.
-
-    The old encoder sees noise in place of them.
-    """
-    generator = np.random.default_rng(8)
-    rows = list(range(30))
-    noise = generator.normal(size=(30, 8))
-    near = embeddings["second"][rows] + 0.01 * generator.normal(size=(30, 6))
-    return {
-        "queries": near.tolist(),
-        "old_queries": noise.tolist(),
-        "documents": embeddings["first"].tolist(),
-        "native_documents": embeddings["second"].tolist(),
-        "judgements": [{"query": row, "document": row} for row in rows],
-    }
 
 
 def good(answer):
@@ -79,9 +51,9 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     assert "Register the new encoder" in options["native"]["reason"]
 
 
-def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, judged, monkeypatch):
+def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, evaluated, monkeypatch):
     monkeypatch.setattr(advice, "LEAST_DIFFERENCE", 0.2)
-    answer = good(ask(judged, corpus_size=1_000))
+    answer = good(ask(evaluation=evaluated(), corpus_size=1_000))
     options = by_name(answer)
     assert (answer["basis"], answer["queries"]) == ("judgements", 30)
     assert answer["advice"] in ("cascade", "fuse")
@@ -104,12 +76,13 @@ def test_the_size_of_the_store_is_that_of_its_sample(ask, stocked, embeddings):
 def test_an_evaluation_of_another_pair_or_without_judgements_is_refused(
     ask, evaluated, judged, refused
 ):
-    job = evaluated(**judged)
-    answer = good(ask(evaluation=job["id"]))
-    assert answer["queries"] == 30
-    turned = ask(evaluation=job["id"], source="second", target="first")
+    job = evaluated()
+    assert good(ask(evaluation=job))["queries"] == 30
+    turned = ask(evaluation=job, source="second", target="first")
     refused(turned, 422, "invalid-request", "evaluation")
+    unjudged = dict.fromkeys(judged, ...)
     items = {"vectors": judged["documents"], "native": judged["native_documents"]}
-    refused(ask(evaluation=evaluated(**items)["id"]), 422, "invalid-request", "evaluation")
+    job = evaluated(**unjudged, **items)
+    refused(ask(evaluation=job), 422, "invalid-request", "evaluation")
     refused(ask(evaluation="0" * 32), 404, "job-not-found", "evaluation")
     refused(ask(target="first"), 422, "invalid-request", "target")

@@ -2,61 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from tests.translate.translations import PAIR
-
-ASYNC = {"Prefer": "respond-async"}
-QUERIES, DOCUMENTS = 12, 50
-
-
-@pytest.fixture(scope="module")
-def search() -> dict[str, np.ndarray]:
-    """Queries and documents by both encoders of `embeddings`."""
-    generator = np.random.default_rng(7)
-    generator.normal(size=(40, 8))
-    rotation, _ = np.linalg.qr(generator.normal(size=(8, 8)))
-    first = np.random.default_rng(1).normal(size=(QUERIES + DOCUMENTS, 8)) + 0.5
-    noise = np.random.default_rng(2).normal(size=(QUERIES + DOCUMENTS, 6))
-    second = 3.0 * (first @ rotation)[:, :6] + 0.3 * noise - 2.0
-    return {
-        "queries": second[:QUERIES],
-        "old_queries": first[:QUERIES] + np.random.default_rng(3).normal(size=(QUERIES, 8)),
-        "documents": first[QUERIES:],
-        "native_documents": second[QUERIES:],
-    }
-
-
-@pytest.fixture(scope="module")
-def judgements(search) -> list[dict[str, float]]:
-    """Four documents near each query but the last, which has none that is relevant."""
-    near = (search["queries"] @ search["native_documents"].T).argsort(axis=1)[:, ::-1][:, :20]
-    chosen = np.random.default_rng(4).permuted(near, axis=1)[:, :4].tolist()
-    found = [
-        {"query": query, "document": document, "grade": grade}
-        for query, row in enumerate(chosen)
-        for document, grade in zip(row, (3, 2, 1, 0), strict=True)
-    ]
-    return [{**each, "grade": 0} if each["query"] == QUERIES - 1 else each for each in found]
-
-
-@pytest.fixture
-def ask(stocked, search, judgements):
-    """POST /evaluate of the judged queries; a value of ... leaves a field out."""
-
-    def post(headers=None, **more):
-        body = {
-            **PAIR,
-            "method": "graded",
-            **{name: vectors.tolist() for name, vectors in search.items()},
-            "judgements": judgements,
-            **more,
-        }
-        body = {key: value for key, value in body.items() if value is not ...}
-        return stocked.post("/evaluate", json=body, headers=headers)
-
-    return post
+ASYNC = "respond-async"
+IDS = [f"q{row}" for row in range(30)]
 
 
 def good(answer):
@@ -64,76 +13,60 @@ def good(answer):
     return answer.json()
 
 
-def test_ids_and_rows_are_the_same_and_a_click_is_grade_1(ask, judgements):
-    clicks = [
-        {"query": each["query"], "document": each["document"]}
-        for each in judgements
-        if each["grade"]
-    ]
-    rows = good(ask(judgements=clicks))
-    assert rows == good(ask(judgements=[{**each, "grade": 1} for each in clicks] + clicks[:5]))
+def test_ids_and_rows_are_the_same_and_a_click_is_grade_1(evaluate, judged):
+    clicks = judged["judgements"]
+    rows = good(evaluate())
+    assert rows == good(evaluate(judgements=[{**each, "grade": 1} for each in clicks] + clicks[:5]))
     named = [{"query": f"q{e['query']}", "document": f"d{e['document']}"} for e in clicks]
-    ids = {
-        "query_ids": [f"q{row}" for row in range(QUERIES)],
-        "document_ids": [f"d{row}" for row in range(DOCUMENTS)],
-    }
-    assert rows == good(ask(judgements=named[::-1], **ids))
+    ids = {"query_ids": IDS, "document_ids": [f"d{row}" for row in range(40)]}
+    assert rows == good(evaluate(judgements=named[::-1], **ids))
 
 
-def test_an_option_without_its_vectors_says_what_is_missing(ask):
-    body = good(ask(old_queries=...))
+def test_an_option_without_its_vectors_says_what_is_missing(evaluate):
+    body = good(evaluate(old_queries=...))
     names = ("keep", "fuse", "native-fuse")
     assert body["missing"] == {name: ["old_queries"] for name in names}
     assert (len(body["results"]), body["fuse"]) == (5, None)
     assert all(each["over_keep"] is None for each in body["results"].values())
 
 
-def test_documents_that_are_anchors_are_counted(ask, embeddings, search):
-    documents = np.concatenate([search["documents"][:-3], 3 * embeddings["first"][4:7]])
-    body = good(ask(documents=documents.tolist()))
+def test_documents_that_are_anchors_are_counted(evaluate, embeddings):
+    documents = embeddings["first"] * 3.0
+    documents[3:] += 1.0
+    body = good(evaluate(documents=documents.tolist()))
     assert (body["anchors"], body["anchor_documents"]) == (40, 3)
-    assert good(ask())["anchor_documents"] == 0
+    assert good(evaluate())["anchor_documents"] == 40
 
 
-def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished):
-    ids = {
-        "query_ids": [f"q{row}" for row in range(QUERIES)],
-        "judgements": [{"query": "q3", "document": 7}, {"query": "q5", "document": 7}],
-    }
+def test_a_job_has_the_answer_of_a_request_as_its_result(evaluate, stocked, finished):
+    graded = [{"query": "q3", "document": 7, "grade": 3}, {"query": "q5", "document": 7}]
+    ids = {"query_ids": IDS, "judgements": graded}
     for change in ({}, {"weight": 0.7, "candidates": 3, "native_documents": ...}, ids):
-        answer = ask(ASYNC, **change)
+        answer = evaluate(ASYNC, **change)
         assert answer.status_code == 202, answer.text
         job = finished(stocked, answer.json()["id"])
         assert (job["state"], job["error"], job["kind"]) == ("succeeded", None, "evaluate")
         assert job["progress"]["done"] == job["progress"]["total"] > 0
-        assert job["result"] == good(ask(**change))
+        assert job["result"] == good(evaluate(**change))
 
 
-def judged(query, **more):
-    return {"query": query, "document": 1, **more}
-
-
-REPEATED = ("invalid-request", "judgements", [2])
-UNKNOWN = ("invalid-request", "judgements", list(range(20)))
+ONE = {"query": 0, "document": 1}
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "field", "rows"),
+    ("change", "field", "rows"),
     [
-        ({"judgements": [judged(0), judged(12)]}, "invalid-request", "judgements", [1]),
-        ({"judgements": [judged(0, grade=0)]}, "invalid-request", "judgements", None),
-        ({"judgements": [judged(0), judged(1), judged(0, grade=2)]}, *REPEATED),
-        # a problem names at most 20 rows
-        ({"query_ids": [str(row) for row in range(12)]}, *UNKNOWN),
-        ({"old_queries": [[1.0] * 8] * 3}, "invalid-request", "old_queries", None),
-        ({"min_quality": {"recall": 0.1}}, "invalid-request", "min_quality", None),
+        ({"judgements": [ONE, {**ONE, "query": 30}]}, "judgements", [1]),
+        ({"judgements": [{**ONE, "grade": 0}]}, "judgements", None),
+        ({"judgements": [ONE, {**ONE, "query": 1}, {**ONE, "grade": 2}]}, "judgements", [2]),
+        ({"query_ids": IDS}, "judgements", list(range(20))),  # a problem names at most 20 rows
+        ({"old_queries": [[1.0] * 8] * 3}, "old_queries", None),
+        ({"min_quality": {"recall": 0.1}}, "min_quality", None),
     ],
     ids=lambda value: str(value)[:60],
 )
 def test_a_wrong_request_is_refused_and_no_job_remains(
-    ask, stocked, refused, change, code, field, rows
+    evaluate, stocked, refused, change, field, rows
 ):
-    answer = ask(ASYNC, **change)
-    assert answer.json()["code"] == code, answer.text
-    refused(answer, 422, code, field, rows)
+    refused(evaluate(ASYNC, **change), 422, "invalid-request", field, rows)
     assert stocked.get("/jobs").json() == {"jobs": []}
