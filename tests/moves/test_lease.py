@@ -12,29 +12,24 @@ from tests.moves.moving import Moving
 from tests.waiting import until
 
 
-def test_another_holder_is_refused_until_the_hold_ends(moving: Moving) -> None:
+def test_another_holder_waits_for_the_end_and_a_lost_process_writes_nothing_more(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with take_lease(moving.services, moving.id) as held:
         with pytest.raises(MigrationActive), take_lease(moving.services, moving.id):
             pass
         held.save(position={"rows": 7}, found={"a": 1})
-        assert held.position == {"rows": 7}
     row = again(moving.services, moving.row)
     assert (row.position, row.found, row.lease) == ({"rows": 7}, {"a": 1}, None)
-    with take_lease(moving.services, moving.id) as held:
-        assert held.position == {"rows": 7}
-
-
-def test_the_hold_of_a_lost_process_ends_and_it_writes_nothing_more(
-    moving: Moving, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(holding, "LEASE_S", -1.0)
     with take_lease(moving.services, moving.id) as lost:
         monkeypatch.undo()
         with take_lease(moving.services, moving.id) as held:
-            held.save(position={"rows": 2})
+            assert held.position == {"rows": 7}
+            held.save(position={"rows": 9})
             with pytest.raises(MigrationActive):
-                lost.save(position={"rows": 1})
-    assert again(moving.services, moving.row).position == {"rows": 2}
+                lost.save(position={"rows": 8})
+    assert again(moving.services, moving.row).position == {"rows": 9}
 
 
 def test_a_hold_is_renewed(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:

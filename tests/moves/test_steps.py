@@ -146,17 +146,11 @@ BEFORE = {"cutover": [], "rollback": ["cutover"], "finish": ["cutover"], "abando
 
 
 @pytest.mark.parametrize(
-    ("step", "point"),
-    [
-        ("cutover", "before"),
-        ("cutover", "after"),
-        ("rollback", "after"),
-        ("finish", "before"),
-        ("abandon", "after"),
-    ],
+    ("step", "done"),
+    [("cutover", 0), ("cutover", 1), ("rollback", 1), ("finish", 0), ("abandon", 1)],
 )
 def test_a_process_that_ends_in_a_step_leaves_it_to_be_repeated(
-    verified: Moving, step: str, point: str, monkeypatch: pytest.MonkeyPatch
+    verified: Moving, step: str, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for each in BEFORE[step]:
         take(verified, each)
@@ -165,7 +159,7 @@ def test_a_process_that_ends_in_a_step_leaves_it_to_be_repeated(
     act = getattr(kind, step)
 
     def end(*arguments: Any) -> None:
-        if point == "after":
+        if done:
             act(*arguments)
         raise KeyboardInterrupt
 
