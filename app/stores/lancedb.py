@@ -42,7 +42,6 @@ from app.stores.port import (
     StoreFacts,
     StoreId,
     StoreLocation,
-    StoreNote,
     StoreVectors,
 )
 from app.stores.staged import StagedVectors
@@ -54,12 +53,6 @@ IDS_A_FILTER, ROWS_A_BATCH = 1000, 10_000
 
 #: types of numbers in vectors
 FLOATS = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
-
-OBJECT_STORE = StoreNote(
-    "object-store",
-    "A table in an object store can be searched. To move it, copy it to a folder, and name that "
-    "folder's address.",
-)
 
 #: LanceDB's distances
 DISTANCES: dict[str, Metric] = {"cosine": "cosine", "dot": "dot", "l2": "euclidean"}
@@ -118,7 +111,6 @@ class LancedbStore(Store):
     def __init__(self, location: StoreLocation) -> None:
         self.location = location
         self.folder = Path(location.url.removeprefix("file://"))
-        self.in_object_store = "://" in location.url.removeprefix("file://")
         self._database: Any = None
 
     def close(self) -> None:
@@ -129,11 +121,10 @@ class LancedbStore(Store):
         """The database, opened when it is first used."""
         with faults():
             if self._database is None:
-                is_cloud = self.location.url.startswith("db://")
-                if is_cloud or not (self.in_object_store or self.folder.is_dir()):
+                if not self.folder.is_dir():
                     raise StoreUnavailable(
-                        "The address is neither a folder nor an object store. LanceDB Cloud is not "
-                        "supported."
+                        "The address is no folder. Copy a database of an object store or of "
+                        "LanceDB Cloud to a folder, and name that."
                     )
                 # Every read sees the latest version, as another process may have written it.
                 url, latest = self.location.url, timedelta(0)
@@ -187,9 +178,7 @@ class LancedbStore(Store):
             metric=DISTANCES[self.distance(found)],
             dtype=FLOATS[kind.value_type],
             indexed=found.index is not None,
-            can_migrate=not self.in_object_store,
             vector_field=found.vector,
-            notes=(OBJECT_STORE,) if self.in_object_store else (),
         )
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
@@ -276,8 +265,6 @@ class SecondColumn(StagedVectors):
         self._source, self._tag = store, tag
 
     def ids(self) -> Sequence[StoreId]:
-        if self._source.in_object_store:
-            raise StoreUnsupported(OBJECT_STORE.detail, field="store")
         old = self._source.open()
         with faults():
             ids = old.dataset.to_table(columns=[old.id])[old.id]
