@@ -15,10 +15,6 @@ def rotation(seed: int, dim: int) -> Tensor:
     return torch.linalg.qr(normal(seed, dim, dim)).Q
 
 
-def unit_rows(seed: int, *shape: int) -> Tensor:
-    return torch.nn.functional.normalize(normal(seed, *shape), dim=1)
-
-
 def cos(a: np.ndarray, b: np.ndarray) -> float:
     """The cosine of two vectors, by the definition."""
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))

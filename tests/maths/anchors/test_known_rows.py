@@ -31,14 +31,6 @@ def test_it_finds_what_all_products_find(k: int, d: int) -> None:
     assert torch.equal(found, by_all_products(anchors, vectors))
 
 
-def test_of_equal_anchors_one_is_found() -> None:
-    anchors = normal(0, 20, 8)
-    anchors[12] = anchors[3] * 2
-    anchors[17] = anchors[3]
-    found = find_known_rows(index_known_rows(anchors), anchors[[17, 12, 3]])
-    assert set(found.tolist()) <= {3, 12, 17}
-
-
 def test_vectors_without_a_direction_are_no_anchors() -> None:
     anchors = normal(0, 10, 4)
     wrong = torch.tensor([[0.0] * 4, [torch.nan] * 4, [torch.inf, 0, 0, 0]])

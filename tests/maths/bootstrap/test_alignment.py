@@ -80,25 +80,10 @@ def test_wide_pools_are_reduced_and_the_made_pairs_have_all_dimensions(monkeypat
 # the orthogonal map and its refinement
 
 
-@pytest.mark.parametrize("dims", [(6, 6), (4, 7), (7, 4)])
-def test_no_other_orthogonal_map_fits_an_overlap_better(dims):
-    overlap = mixing(0, *dims)
-    best = orthogonal(overlap)
-    gram = best @ best.T if dims[0] <= dims[1] else best.T @ best
-    assert torch.allclose(gram, torch.eye(min(dims)), atol=1e-5)
-    for seed in range(20):
-        other = orthogonal(mixing(seed, *dims))
-        assert float((other * overlap).sum()) <= float((best * overlap).sum()) + 1e-5
-
-
 def test_a_rough_map_becomes_the_right_one_on_pools_that_share_no_item():
     x, y, truth = two_pools(1_500)
+    right = normalize(x @ truth)
     rough = orthogonal(truth + 0.25 * mixing(5, *truth.shape))
     refined = refine(x, y, rough, (6, 800, 5), seed=0)
-
-    def mean_cosine(rotation):
-        right = normalize(x @ truth)
-        return float((normalize(x @ rotation) * right).sum(dim=1).mean())
-
-    assert mean_cosine(rough) < 0.8
-    assert mean_cosine(refined) > 0.97
+    assert float((normalize(x @ rough) * right).sum(dim=1).mean()) < 0.8
+    assert float((normalize(x @ refined) * right).sum(dim=1).mean()) > 0.97

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -73,19 +74,11 @@ def test_unpaired_vectors_of_noise_are_left_out() -> None:
     assert torch.equal(found.translator.decoder.matrix, alone.decoder.matrix)
 
 
-def test_no_held_out_anchor_is_seen_by_the_map_that_it_judges(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    full, judged = given(), []
-    fits = anchored.fit_with_unpaired
-
-    def fit(training: KnownAndUnpaired, *others: object, **named: object) -> Translator:
-        judged.append(training)
-        return fits(training, *others, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(anchored, "fit_with_unpaired", fit)
-    anchored.align_by_anchors(full)
-    *folds, last = judged
+def test_no_held_out_anchor_is_seen_by_the_map_that_it_judges() -> None:
+    full = given()
+    with patch.object(anchored, "fit_with_unpaired", wraps=anchored.fit_with_unpaired) as fits:
+        anchored.align_by_anchors(full)
+    *folds, last = (call.args[0] for call in fits.call_args_list)
     assert len(folds) == anchored.FOLDS
     assert last is full
     left_out = torch.zeros(len(full.known_x))

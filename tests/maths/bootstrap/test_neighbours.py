@@ -19,10 +19,9 @@ from app.maths.bootstrap.neighbours import (
     PAIRS_A_RIDGE,
     graded_map,
     mutual_partners,
-    nearest_rows,
     no_beat,
 )
-from tests.maths.bootstrap.clouds import normal, unit
+from tests.maths.bootstrap.clouds import normal
 
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**31)
@@ -36,17 +35,6 @@ def small_tables() -> Iterator[None]:
         yield
 
 
-@given(seed=seeds, n=sizes, m=sizes, data=st.data())
-def test_nearest_names_rows_that_have_the_largest_cosines(seed, n, m, data):
-    k = data.draw(st.integers(1, m))
-    q, y = unit(seed, n, 5), unit(seed + 1, m, 5)
-    table = q.double() @ y.double().T
-    values, rows = nearest_rows(q, y, k)
-    torch.testing.assert_close(values.double(), table.topk(k, dim=1).values, atol=1e-6, rtol=0)
-    torch.testing.assert_close(values.double(), table.gather(1, rows), atol=1e-6, rtol=0)
-    assert all(len(set(row)) == k for row in rows.tolist())
-
-
 def by_formula(x: Tensor, y: Tensor) -> Tensor:
     """With an inverse, and a power by eigenvalues, in float64."""
     x, y = x.double(), y.double()
@@ -54,9 +42,6 @@ def by_formula(x: Tensor, y: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(y.T @ y + ridge * torch.eye(y.shape[1]).double())
     inverse = torch.linalg.inv(x.T @ x + ridge * torch.eye(x.shape[1]).double())
     return inverse @ x.T @ y @ vectors @ torch.diag(values**-DECODE_POWER) @ vectors.T
-
-
-# the map
 
 
 @given(
@@ -68,9 +53,6 @@ def by_formula(x: Tensor, y: Tensor) -> Tensor:
 def test_the_map_is_its_formula(seed, pairs, dx, dy):
     x, y = normal(seed, pairs, dx), normal(seed + 1, pairs, dy)
     torch.testing.assert_close(graded_map(x, y), by_formula(x, y), rtol=1e-6, atol=1e-9)
-
-
-# who chooses whom
 
 
 @given(seed=seeds, n=st.integers(1, 30), m=st.integers(1, 30))
@@ -88,6 +70,3 @@ def test_partners_are_the_largest_of_their_row_and_of_their_column(seed, n, m):
         for i in range(n)
     ]
     assert found.tolist() == expected
-
-
-# both

@@ -5,7 +5,6 @@ it.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.bootstrap import orphans
-from app.maths.bootstrap.neighbours import learn_and_match
 from app.maths.bootstrap.orphans import (
     DOUBTFUL_SHARE,
     FINDABLE_SHARE,
@@ -57,20 +55,6 @@ def test_orphans_find_their_partners_twin_and_a_doubtful_result_has_more_trials_
     assert many > few + 0.15
     assert right < share_with_partner(0.5, many) < DOUBTFUL_SHARE
     assert trials == orphans.MAX_TRIALS
-
-
-def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(monkeypatch):
-    x, y = views(1, 120, 4)
-    assert judged(x, y, every(120))[1] > 0
-    calls = []
-
-    def only_the_first(*arguments: Any, **more: Any) -> Tensor:
-        calls.append(arguments)
-        partner = learn_and_match(*arguments, **more)
-        return partner if len(calls) % 4 == 1 else torch.full_like(partner, -1)
-
-    monkeypatch.setattr(orphans, "learn_and_match", only_the_first)
-    assert judged(x, y, every(120))[1] == 0
 
 
 @pytest.mark.parametrize("pairs", [0, 7])

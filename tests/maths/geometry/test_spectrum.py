@@ -3,29 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from app.maths.geometry.space import fit_space
 from app.maths.geometry.spectrum import kept_svd, rank_and_condition
 from tests.maths.clouds import normal
-
-
-@pytest.mark.parametrize(("k", "d"), [(5, 12), (12, 12), (13, 12), (30, 12)])
-@pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_centring_makes_the_rank_at_most_k_minus_one_exactly(k, d, offset):
-    unit = fit_space(normal(k + d, k, d) + offset).unit
-    rank, condition = rank_and_condition(unit, noise=0.0)
-    assert rank == min(k - 1, d)
-    assert condition < 1e4
-
-
-def test_kept_svd_gives_the_matrix_back_with_orthonormal_factors():
-    matrix = normal(0, 9, 4) @ normal(1, 4, 7)
-    left, values, right = kept_svd(matrix)
-    assert len(values) == 4
-    torch.testing.assert_close((left * values) @ right, matrix)
-    torch.testing.assert_close(left.T @ left, torch.eye(4, dtype=torch.float64))
-    torch.testing.assert_close(right @ right.T, torch.eye(4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("shape", [(60, 8), (8, 60), (8, 8), (1, 4)])

@@ -46,20 +46,22 @@ def test_of_many_anchors_some_folds_are_held_out_and_the_others_do_not_count(mon
     assert int(some.first.sum()) == 40
 
 
-def test_below_ten_anchors_there_is_no_estimate_and_from_ten_on_there_is():
+def test_there_is_an_estimate_from_ten_distinct_anchors_on_unless_a_fold_cannot_be_fitted():
     source, target = normal(8, FEWEST_DISTINCT, 5), normal(9, FEWEST_DISTINCT, 4)
     assert hold_out("graded", source[:-1], target[:-1], resolve("graded", {}, anchors=9)) is None
     copies = (side[:-1].repeat(5, 1) for side in (source, target))
     assert hold_out("graded", *copies, resolve("graded", {}, anchors=45)) is None
+    # Row i shares its source with one neighbour and its target with the other: one group.
+    rows = torch.arange(300)
+    chain = normal(50, 151, 2)[rows // 2], normal(51, 151, 2)[(rows + 1) // 2]
+    assert hold_out("ridge", *chain, resolve("ridge", {}, anchors=300)) is None
+    # A fold whose other anchors are all the same cannot be fitted.
+    lonely = torch.zeros(10, 4, dtype=torch.float64)
+    lonely[0] = 1.0
+    assert hold_out("graded", lonely, target, resolve("graded", {}, anchors=10)) is None
     assert hold_out("graded", source, target, resolve("graded", {}, anchors=10)) is not None
     # irp averages no more subspaces than the anchors of a fold
     assert hold_out("irp", source, target, resolve("irp", {"omega": 10}, anchors=10)) is not None
-
-
-def test_there_is_no_estimate_where_a_fold_cannot_be_fitted():
-    source = torch.zeros(10, 4, dtype=torch.float64)
-    source[0] = 1.0
-    assert hold_out("graded", source, normal(10, 10, 4), resolve("graded", {}, anchors=10)) is None
 
 
 @pytest.mark.parametrize("copied", ["both", "source", "target"])
@@ -76,13 +78,3 @@ def test_copies_of_anchors_do_not_leak_into_the_estimate(copied):
     mean = many_y.mean(dim=0)
     pairs = (estimate.translated - mean)[estimate.first], (many_y - mean)[estimate.first]
     assert cosine(*pairs) < 0.6
-
-
-def test_chains_of_copies_are_one_group():
-    """Row i shares its source with one neighbour and its target with the other, so all are
-    connected.
-    """
-    k = 3_000
-    rows = torch.arange(k)
-    source, target = normal(50, k, 2)[rows // 2], normal(51, k, 2)[(rows + 1) // 2]
-    assert hold_out("ridge", source, target, resolve("ridge", {}, anchors=k)) is None

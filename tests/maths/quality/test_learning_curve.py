@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.quality import learning_curve as learning
-from app.maths.quality.learning_curve import gains_of_all_anchors, slope_of
+from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.maths.translators.methods import METHODS, resolve
 from tests.maths.clouds import normal
 
@@ -22,15 +19,6 @@ def noisy(seed: int, k: int, dim: int = 12) -> tuple[Tensor, Tensor]:
 
 def gains(name: str, source: Tensor, target: Tensor) -> dict[str, float]:
     return gains_of_all_anchors(name, source, target, resolve(name, {}, anchors=len(source)))
-
-
-@given(seed=st.integers(0, 2**31), exponent=st.sampled_from(learning.EXPONENTS))
-def test_the_slope_is_that_of_weighted_least_squares(seed, exponent):
-    sizes = torch.tensor([10.0, 21.0, 30.0, 40.0], dtype=torch.float64)
-    means = torch.tensor([0.2, 0.3, 0.35, 0.4], dtype=torch.float64) + 0.03 * normal(seed, 4)
-    decays = (sizes**-exponent).numpy()
-    fitted, _ = np.polyfit(decays, means.numpy(), 1, w=sizes.sqrt().numpy())
-    assert slope_of(means, sizes, exponent) == pytest.approx(max(0.0, -fitted), abs=1e-8)
 
 
 @pytest.mark.parametrize("name", list(METHODS))

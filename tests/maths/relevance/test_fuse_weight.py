@@ -31,18 +31,9 @@ def test_the_choice_for_a_query_never_sees_its_own_value():
             assert choose_weight(changed)[1][query] == chosen[query]
 
 
-def test_the_default_weight_grows_with_the_fidelity_and_stays_small():
-    assert [default_weight(c) for c in (-1.0, 0.0, 0.2, 0.5, 0.7, 1.0)] == [
-        0,
-        0,
-        0.03,
-        0.17,
-        0.34,
-        0.35,
-    ]
-
-
-def test_weights_follow_the_difference_of_the_encoders_and_stop_somewhere():
+def test_weights_follow_the_fidelity_and_the_difference_of_the_encoders_and_stop_somewhere():
+    fidelities = (-1.0, 0.0, 0.2, 0.5, 0.7, 1.0)
+    assert [default_weight(each) for each in fidelities] == [0, 0, 0.03, 0.17, 0.34, 0.35]
     differences = (-1.0, -0.1, -0.05, 0.0, 0.05, 0.1, 1.0)
     assert [default_weight(0.5, d) for d in differences] == [0, 0, 0.04, 0.17, 0.31, 0.35, 0.35]
     assert [native_weight(d) for d in differences] == [0.15, 0.15, 0.32, 0.5, 0.68, 0.85, 0.85]

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from app.errors import NonFinite, OutOfRange
 from app.maths.geometry.space import Space, fit_space
-from app.maths.translators import linear, translator
-from app.maths.translators.decoder import TranslatedRows
+from app.maths.translators import translator
 from app.maths.translators.methods import METHODS, fit, resolve
 from app.maths.translators.translator import (
     ROWS_PER_STEP,
@@ -105,9 +104,8 @@ def test_a_translation_equals_the_formula(
     kept = (inputs @ matrix).norm(dim=1) / inputs.norm(dim=1) / matrix.norm()
     well = kept > 0.05
     if bool(well.any()):
-        part = TranslatedRows(found.vectors[well], found.at_mean[well], found.outside[well])
-        assert furthest(part.vectors, naive(served, vectors[well]), served) < CLOSE
-        assert not bool(part.at_mean.any() | part.outside.any())
+        assert furthest(found.vectors[well], naive(served, vectors[well]), served) < CLOSE
+        assert not bool((found.at_mean | found.outside)[well].any())
 
 
 def delicate(
@@ -160,60 +158,26 @@ def test_rows_of_every_kind_are_each_translated_and_flagged_as_if_they_were_alon
     served = fit(name, source, target, options)
     vectors, places = delicate(source, span, count, seed + 3, dtype)
     found = apply(served, vectors)
-    found = TranslatedRows(found.vectors[places], found.at_mean[places], found.outside[places])
     vectors = vectors[places]
     expected = translator._careful_step(served, vectors)
-    assert found.at_mean.tolist() == expected.at_mean.tolist()
-    assert found.outside.tolist() == expected.outside.tolist()
+    assert torch.equal(found.at_mean[places], expected.at_mean)
+    assert torch.equal(found.outside[places], expected.outside)
     # Rows that are all but outside are all but noise.
     centred = vectors.double() - served.source_mean.double()
     clear = (centred @ span.T).norm(dim=1) > 0.1 * centred.norm(dim=1)
     clear |= expected.at_mean | expected.outside
-    assert furthest(found.vectors[clear], expected.vectors[clear], served) < 3 * CLOSE
+    assert furthest(found.vectors[places][clear], expected.vectors[clear], served) < 3 * CLOSE
 
 
-@pytest.mark.parametrize("shrink", [1e-10, 1e-30])
-@pytest.mark.parametrize("count", [1, 3])
-def test_matrices_of_any_scale_keep_directions(shrink, count):
-    """As of a large ridge over tiny vectors: squares of such lengths are no float32 numbers."""
-    served, source = made(3, (16, 12))
-    small = replace(
-        served,
-        decoder=replace(
-            served.decoder,
-            matrix=shrink * served.decoder.matrix,
-            energy=shrink**2 * served.decoder.energy,
-        ),
-    )
-    vectors = (normal(4, count, 16) + source.mean).float()
-    assert furthest(apply(small, vectors).vectors, naive(served, vectors), served) < CLOSE
-
-
-# --- refusals -------------------------------------------------------------------------------------
-
-
-@given(
-    rows=st.sets(st.integers(0, 3 * ROWS_PER_STEP - 1), min_size=1, max_size=25),
-    bad=st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e31]),
-    dtype=st.sampled_from(DTYPES),
-)
-@example(
-    rows={0, ROWS_PER_STEP - 1, ROWS_PER_STEP, 3 * ROWS_PER_STEP - 1},
-    bad=float("nan"),
-    dtype=torch.float32,
-)
-def test_every_row_that_is_wrong_is_named(rows, bad, dtype):
+@pytest.mark.parametrize(("bad", "error"), [(float("nan"), NonFinite), (1e31, OutOfRange)])
+def test_wrong_rows_of_every_step_are_named(bad, error):
     served, _ = made(1, (4, 3))
-    vectors = normal(2, 3 * ROWS_PER_STEP, 4).to(dtype)
-    vectors[sorted(rows), 2] = bad
-    wrong = OutOfRange if bad == 1e31 and dtype is not torch.float16 else NonFinite
-    with pytest.raises(wrong) as caught:
+    vectors = normal(2, 3 * ROWS_PER_STEP, 4).float()
+    rows = [0, ROWS_PER_STEP - 1, ROWS_PER_STEP, 3 * ROWS_PER_STEP - 1]
+    vectors[rows, 2] = bad
+    with pytest.raises(error) as caught:
         apply(served, vectors)
-    assert caught.value.row_count == len(rows)
-    assert caught.value.rows == sorted(rows)[:20]
-
-
-# --- inputs and outputs ---------------------------------------------------------------------------
+    assert caught.value.rows == rows
 
 
 @pytest.mark.parametrize("count", [1, 3, ROWS_PER_STEP + 1])
@@ -230,30 +194,22 @@ def test_it_reads_strided_rows_and_writes_into_a_part_of_a_larger_matrix(count):
     assert torch.equal(wide, before)
 
 
-# --- relative vectors -----------------------------------------------------------------------------
-
-
 @given(
     seed=st.integers(0, 2**31),
     count=st.sampled_from(COUNTS),
     dtype=st.sampled_from(DTYPES),
-    power=st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_relative_vectors_are_the_cosines_whatever_rows_are_beside_them(seed, count, dtype, power):
+def test_relative_vectors_are_the_cosines_whatever_rows_are_beside_them(seed, count, dtype):
     span = torch.linalg.qr(normal(seed, 12, 12))[0][:5]
     space = fit_space(normal(seed + 1, 30, 5) @ span + 1)
-    projector, mean = (
-        linear.projector(space, power=power, ridge=1.0).float().contiguous(),
-        space.mean.float(),
-    )
+    projector, mean = space.unit.T.float().contiguous(), space.mean.float()
     vectors, places = delicate(space, span, count, seed + 2, dtype)
     out = torch.empty(count, 30)
     at_mean = relate_into(projector, mean, vectors, out)
-    if power == 0.0:
-        rounded = replace(space, mean=space.mean.float().double())
-        expected = relative(vectors[places].float(), rounded).float()
-        far = (vectors[places].double() - space.mean).norm(dim=1) > 1e-3
-        torch.testing.assert_close(out[places][far], expected[far], rtol=0, atol=CLOSE)
+    rounded = replace(space, mean=space.mean.float().double())
+    expected = relative(vectors[places].float(), rounded).float()
+    far = (vectors[places].double() - space.mean).norm(dim=1) > 1e-3
+    torch.testing.assert_close(out[places][far], expected[far], rtol=0, atol=CLOSE)
     for place in places:
         one = torch.empty(1, 30)
         assert bool(relate_into(projector, mean, vectors[place][None], one)) == bool(at_mean[place])

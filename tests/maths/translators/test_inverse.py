@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import cosine
 from app.maths.translators import methods
 from app.maths.translators.inverse import farthest_points, irp
-from app.maths.translators.translator import apply, make_translator
+from app.maths.translators.translator import apply
 from research.definitions import relative
 from tests.maths.clouds import normal
 
@@ -60,22 +58,12 @@ def test_irp_equals_a_naive_float64_loop_over_the_formulas_of_the_paper(k, dx, d
     expected = naive_irp(
         x.numpy(), source.numpy(), target.numpy(), delta=delta, starts=order[:omega]
     )
-    a, b = fit_space(source), fit_space(target)
-    matrix = a.unit.T @ irp(b.unit, delta=delta, omega=omega, seed=5)
-    found = apply(make_translator(a, b, matrix), x).vectors.numpy()
+    options = methods.resolve("irp", {"delta": delta, "omega": omega, "seed": 5}, anchors=k)
+    served = methods.fit("irp", fit_space(source), fit_space(target), options)
+    found = apply(served, x).vectors.numpy()
     assert (
         np.linalg.norm(found - expected, axis=1).max()
         < 1e-5 * np.linalg.norm(expected, axis=1).min()
-    )
-
-
-@given(
-    seed=st.integers(0, 2**31), k=st.integers(2, 14), d=st.integers(2, 8), delta=st.floats(1e-6, 1)
-)
-def test_farthest_points_equal_the_naive_greedy_loop(seed, k, d, delta):
-    unit = fit_space(normal(seed, k, d)).unit
-    assert set(farthest_points(unit, delta=delta, start=seed % k)) == set(
-        naive_farthest(unit.numpy(), delta, seed % k)
     )
 
 
@@ -96,8 +84,6 @@ def test_by_default_a_subspace_is_small_enough_for_its_inverse():
     y = hidden @ normal(7, 40, 64) + 0.5 * normal(8, 700, 64)
     x = hidden @ normal(9, 40, 48) + 0.5 * normal(10, 700, 48)
     source, target = fit_space(x[:400]), fit_space(y[:400])
-    assert len(farthest_points(target.unit, delta=0.6, start=0)) > 40
-    assert len(farthest_points(target.unit, delta=0.6, start=0, limit=8)) == 8
 
     def quality(delta):
         options = methods.resolve("irp", {"delta": delta}, anchors=400)
