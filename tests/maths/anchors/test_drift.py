@@ -11,7 +11,8 @@ from app.demo.pack import load_pack
 from app.maths.anchors import drift
 from app.maths.anchors.drift import HALF_DEVIATION, SAME_DEVIATION, compare_embeddings
 from app.maths.quality.metrics import unit
-from tests.maths.bootstrap.clouds import normal, rotation
+from tests.maths.bootstrap.clouds import normal
+from tests.maths.clouds import rotation
 
 PACK = load_pack()
 #: the pack is of float16: a little noise makes its numbers float32 ones
@@ -29,7 +30,7 @@ OLD = PACK.vectors["minilm6-384"][:300] * (
         (lambda x: x * 1e-6, "rescaled", 1.0),
         (lambda x: x * 1.02, "rescaled", 0.021),
         (lambda x: x * torch.linspace(0.5, 3, 300)[:, None], "rescaled", 2.1),
-        (lambda x: x @ rotation(2, 384), "changed", 3.0),
+        (lambda x: x @ rotation(2, 384).float(), "changed", 3.0),
         (lambda x: PACK.vectors["minilm3-512"][:300, :384], "changed", 99.0),
     ],
 )

@@ -16,10 +16,6 @@ def unit(seed: int, *shape: int) -> Tensor:
     return torch.nn.functional.normalize(normal(seed, *shape))
 
 
-def rotation(seed: int, d: int) -> Tensor:
-    return torch.linalg.qr(normal(seed, d, d).double()).Q.float()
-
-
 def every(n: int) -> Tensor:
     """The pairs (0, 0), (1, 1) and so on."""
     return torch.arange(n)[:, None].repeat(1, 2)

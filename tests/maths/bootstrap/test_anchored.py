@@ -15,7 +15,8 @@ from app.maths.bootstrap import anchored
 from app.maths.bootstrap.anchored import KnownAndUnpaired
 from app.maths.translators.translator import Translator, apply
 from research.definitions import measures
-from tests.maths.bootstrap.clouds import normal, rotation
+from tests.maths.bootstrap.clouds import normal
+from tests.maths.clouds import rotation
 
 D, TOPICS = 24, 60
 
@@ -89,8 +90,8 @@ def test_no_held_out_anchor_is_seen_by_the_map_that_it_judges() -> None:
 
 
 def test_a_correction_lets_many_anchors_overrule_the_map() -> None:
-    known, turn = normalize(normal(5, 3_000, 6)).double(), rotation(6, 6).double()
-    wrong = rotation(7, 6).double()
+    known, turn = normalize(normal(5, 3_000, 6)).double(), rotation(6, 6)
+    wrong = rotation(7, 6)
     corrected = anchored.correct(wrong, known, known @ turn)
     torch.testing.assert_close(corrected, turn, atol=0.05, rtol=0)
     untouched = anchored.correct(turn, known, known @ turn)

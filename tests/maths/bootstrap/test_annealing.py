@@ -107,12 +107,3 @@ def test_the_perplexity_falls_geometrically_from_breadth_to_sharpness(breadth, f
     asked = [target_perplexity(breadth, done, 5) for done in range(5)]
     ratio = (SHARPNESS / first) ** 0.25
     assert asked == pytest.approx([first * ratio**done for done in range(5)])
-
-
-@given(seed=seeds, n=st.integers(2, 60), d=st.integers(1, 8))
-def test_scrambled_directions_keep_their_numbers_but_no_row(seed, n, d):
-    given_side = principal_directions(pool(seed, n, d))
-    mixed = given_side.scrambled(seed)
-    assert torch.equal(mixed.variance, given_side.variance)
-    assert torch.equal(mixed.along.sort(dim=0).values, given_side.along.sort(dim=0).values)
-    assert torch.equal(mixed.along, given_side.scrambled(seed).along)

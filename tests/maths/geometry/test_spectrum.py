@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from app.maths.geometry.space import fit_space
 from app.maths.geometry.spectrum import kept_svd, rank_and_condition
 from tests.maths.clouds import normal
+
+
+@pytest.mark.parametrize(("k", "d"), [(5, 12), (13, 12), (30, 12)])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_centring_makes_the_rank_at_most_k_minus_one_exactly(k, d, offset):
+    unit = fit_space(normal(k + d, k, d) + offset).unit
+    rank, condition = rank_and_condition(unit, noise=0.0)
+    assert rank == min(k - 1, d)
+    assert condition < 1e4
 
 
 @pytest.mark.parametrize("shape", [(60, 8), (8, 60), (8, 8), (1, 4)])

@@ -69,6 +69,9 @@ def test_a_slightly_better_option_must_be_worth_its_writes():
     assert names[:3] == ["cascade", "re-embed", "keep"]
     measured["re-embed"] = MeasuredOption(0.43, GainOverKeep(0.13, 0.07, 0.19))
     assert rank_options(IndexFacts(300), measured, QUERIES)[0].name == "re-embed"
+    measured["re-embed"] = MeasuredOption(0.43, GainOverKeep(0.13, -0.01, 0.27))
+    names = [each.name for each in rank_options(IndexFacts(300), measured, QUERIES)]
+    assert names[:3] == ["cascade", "keep", "re-embed"]
 
 
 def test_a_far_worse_new_encoder_leaves_everything_as_it_is_whatever_a_comparison_says():
