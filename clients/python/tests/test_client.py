@@ -193,15 +193,6 @@ def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
     assert failed.value.code == "seeds-insufficient"
 
 
-def test_errors_have_a_class_for_each_status(client: Client, pair):
-    with pytest.raises(NotFoundError, match="encoder-not-found"):
-        client.translate(pair.old[:5], **{**pair.names, "source": "no"})
-    with pytest.raises(ConflictError):
-        client.encoders.create(pair.source, dim=3)
-    with pytest.raises(NotFoundError):
-        client.embed(["text"], model="no such > model")
-
-
 def test_the_asynchronous_client_does_the_same(service: str, client: Client, pair):
     async def run() -> None:
         async with AsyncClient(service) as remote:

@@ -16,28 +16,13 @@ from anchorage_client import (
     UnavailableError,
 )
 from anchorage_client._sync.jobs import Job
-from anchorage_client._sync.transport import (
-    json_of,
-    pause_before,
-    problem_of,
-    retry_after,
-    to_bytes,
-)
+from anchorage_client._sync.transport import pause_before, retry_after, to_bytes
 from app.access.service import create_key
 from app.context import RequestContext
 from app.main import create_app
 from app.settings import Settings
 from app.types import Scope
 from tests.serving import listening, serving
-
-
-def test_answers_of_another_program_are_errors_of_the_client():
-    request = httpx2.Request("GET", "http://elsewhere/readyz")
-    for text in ("<html>", "[1]", ""):
-        with pytest.raises(UnavailableError, match="http://elsewhere/readyz answered without JSON"):
-            json_of(httpx2.Response(200, text=text, request=request))
-    moved = httpx2.Response(308, headers={"Location": "https://elsewhere/"}, request=request)
-    assert "https://elsewhere/" in problem_of(moved)["detail"]
 
 
 def test_names_that_urls_leave_out_and_urls_without_a_scheme_are_refused(client):
@@ -142,17 +127,15 @@ def test_pauses_double_are_spread_and_have_a_limit():
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [
-        ("3", 3.0),
         ("0.5", 0.5),
         ("soon", None),
         ("-3", 0.0),
         ("nan", None),
-        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
     ],
 )
-def test_retry_after_is_read(header, seconds):
+def test_an_odd_retry_after_is_no_fault(header, seconds):
     assert retry_after(httpx2.Response(429, headers={"Retry-After": header})) == seconds
-    assert retry_after(httpx2.Response(429)) is None
 
 
 def test_a_key_may_end_with_a_line_break_and_an_empty_one_is_none():

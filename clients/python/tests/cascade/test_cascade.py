@@ -34,20 +34,16 @@ def old_vectors(texts):
 
 @pytest.fixture(scope="module")
 def qdrant(texts, old_vectors):
-    """The points that langchain-qdrant writes, with the vector under a name too."""
+    """Points with the payload that langchain-qdrant writes, and with plain fields beside it."""
     client = QdrantClient(":memory:")
     vector = models.VectorParams(size=256, distance=models.Distance.DOT)
-    client.create_collection("plain", vectors_config=vector)
-    client.create_collection("named", vectors_config={"text": vector, "other": vector})
-    points: dict[str, list[models.PointStruct]] = {"plain": [], "named": []}
+    client.create_collection("docs", vectors_config={"text": vector, "other": vector})
+    points = []
     for row, (text, numbers) in enumerate(zip(texts.sentences, old_vectors, strict=False)):
-        payload = {"page_content": text, "metadata": {"row": row}}
+        payload = {"page_content": text, "metadata": {"row": row}, "text": text, "row": row}
         vectors = {"text": numbers.tolist(), "other": numbers[::-1].tolist()}
-        points["plain"].append(models.PointStruct(id=row, vector=vectors["text"], payload=payload))
-        payload = {"text": text, "row": row}
-        points["named"].append(models.PointStruct(id=row, vector=vectors, payload=payload))
-    for name, some in points.items():
-        client.upsert(name, some)
+        points.append(models.PointStruct(id=row, vector=vectors, payload=payload))
+    client.upsert("docs", points)
     yield client
     client.close()
 
@@ -80,7 +76,7 @@ def connection(pgvector_url, texts, old_vectors):
 @pytest.fixture(params=["qdrant", "pgvector"])
 def index(request, qdrant, connection):
     return {
-        "qdrant": QdrantIndex(qdrant, "named", using="text", text_key="text", metadata_key=None),
+        "qdrant": QdrantIndex(qdrant, "docs", using="text"),
         "pgvector": PgvectorIndex(connection, "cascade_client.halves", metadata="cmetadata"),
     }[request.param]
 
@@ -109,7 +105,7 @@ def filter_of(index) -> object:
     return models.Filter(must=[models.HasIdCondition(has_id=[3])])
 
 
-def test_the_retriever_of_langchain(texts, index):
+def test_the_retrievers_of_langchain_and_llamaindex_return_its_hits(texts, index):
     cascade = Cascade(texts.client, index, **texts.pair)
     retriever = langchain.CascadeRetriever(cascade=cascade, k=4)
     found = retriever.invoke(texts.sentences[3])
@@ -124,15 +120,13 @@ def test_the_retriever_of_langchain(texts, index):
     assert only.metadata["row"] == 3
     with pytest.raises(ValueError, match="`limit` is 0"):
         bare.invoke("card", k=0)
-
-
-def test_the_retriever_of_llamaindex(texts, index):
-    retriever = llamaindex.CascadeRetriever(Cascade(texts.client, index, **texts.pair), k=4)
-    found = retriever.retrieve(texts.sentences[5])
-    assert texts.sentences[5] in {each.node.get_content() for each in found}
-    assert found[0].score > found[-1].score
-    again = asyncio.run(retriever.aretrieve(texts.sentences[5]))
-    assert [each.node.node_id for each in again] == [each.node.node_id for each in found]
+    asking = llamaindex.CascadeRetriever(cascade, k=4)
+    for nodes in (
+        asking.retrieve(texts.sentences[3]),
+        asyncio.run(asking.aretrieve(texts.sentences[3])),
+    ):
+        assert [each.node.get_content() for each in nodes] == [each.page_content for each in found]
+        assert nodes[0].score == found[0].metadata["relevance_score"]
 
 
 QUESTION = "Where is my card?"
@@ -178,20 +172,19 @@ def test_old_and_native_scores_need_no_anchors(texts, index, old_vectors):
     found = langchain.CascadeRetriever(cascade=cascade, k=25).invoke(QUESTION)
     assert [each.metadata["row"] for each in found[:20]] == expected
     assert len({each.metadata["row"] for each in found}) == 25
-    nodes = llamaindex.CascadeRetriever(cascade, k=4).retrieve(QUESTION)
-    assert [each.node.get_content() for each in nodes] == [
-        texts.sentences[row] for row in expected[:4]
-    ]
 
 
-def test_nodes_that_llamaindex_stored_come_back(texts, qdrant, old_vectors):
+def test_nodes_that_llamaindex_stored_come_back_and_an_empty_index_has_none(
+    texts, qdrant, old_vectors
+):
     vector = models.VectorParams(size=256, distance=models.Distance.DOT)
     qdrant.create_collection("nodes", vectors_config=vector)
+    cascade = Cascade(texts.client, QdrantIndex(qdrant, "nodes"), **texts.pair)
+    assert cascade.search("card") == []
     for row, text in enumerate(texts.sentences[:30]):
         node = TextNode(id_=f"node-{row}", text=text, metadata={"row": row})
         point = {"vector": old_vectors[row].tolist(), "payload": node_to_metadata_dict(node)}
         qdrant.upsert("nodes", [models.PointStruct(id=row, **point)])
-    cascade = Cascade(texts.client, QdrantIndex(qdrant, "nodes"), **texts.pair)
     found = llamaindex.CascadeRetriever(cascade, k=3).retrieve(texts.sentences[7])
     assert "node-7" in {each.node.node_id for each in found}
     assert found[0].node.metadata.keys() == {"row"}
@@ -212,7 +205,7 @@ def test_an_hnsw_index_returns_more_rows_than_its_default(connection, old_vector
 def test_filters_of_an_index_hold_in_every_search(qdrant, connection, old_vectors):
     odd = models.Filter(must=[models.HasIdCondition(has_id=list(range(1, ROWS, 2)))])
     for index in (
-        QdrantIndex(qdrant, "plain", query_filter=odd),
+        QdrantIndex(qdrant, "docs", using="text", metadata_key=None, query_filter=odd),
         PgvectorIndex(
             connection, "cascade_client.documents", metadata="cmetadata", equal={"collection_id": 1}
         ),
@@ -249,18 +242,12 @@ def test_a_table_may_lack_vectors_and_a_connection_may_return_dictionaries(
             )
 
 
-def test_an_empty_index_has_no_results(texts, qdrant):
-    vector = models.VectorParams(size=256, distance=models.Distance.DOT)
-    qdrant.create_collection("empty", vectors_config=vector)
-    assert Cascade(texts.client, QdrantIndex(qdrant, "empty"), **texts.pair).search("card") == []
-
-
 def test_wrong_settings_are_refused_before_a_search(texts, qdrant, connection):
     with pytest.raises(ValueError, match="not found"):
-        QdrantIndex(qdrant, "named").search(np.zeros(256, np.float32), 3)
+        QdrantIndex(qdrant, "docs").search(np.zeros(256, np.float32), 3)
     with pytest.raises(ValueError, match="choose cosine, dot, euclidean"):
         PgvectorIndex(connection, "t", distance="l2")
-    index = QdrantIndex(qdrant, "named", using="text", metadata_key=None)
+    index = QdrantIndex(qdrant, "docs", using="text", text_key="none")
     for fixed in ({"limit": 3}, {"native": 3}):
         with pytest.raises(ValueError, match="leave it out"):
             Cascade(texts.client, index, **texts.pair, options=fixed)
