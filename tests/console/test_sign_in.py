@@ -35,6 +35,9 @@ def test_a_key_in_the_form_opens_the_pages_and_no_api_until_the_sign_out(
         assert part in cookie
     assert "Secure" not in cookie  # the test client uses http
     assert browser.get("/console").status_code == 200
+    ours = f"anchorage_key={key}"
+    for cookies in (f"{ours}; flag", f"flag; {ours}", f'prefs={{"a":1}}; {ours}'):
+        assert browser.get("/console", headers={"cookie": cookies}).status_code == 200
     assert browser.get("/encoders", headers={"cookie": f"anchorage_key={key}"}).status_code == 401
     answer = browser.post("/console/sign-out")
     assert answer.headers["location"] == "/console/sign-in"
@@ -56,26 +59,15 @@ def test_a_wrong_or_revoked_key_gets_a_plain_message_and_no_cookie(browser: Test
     assert "no longer works" in browser.get(answer.headers["location"]).text
 
 
-def test_signed_out_requests_lead_to_the_form_and_back(browser: TestClient) -> None:
+def test_signed_out_requests_lead_to_the_form_and_back_and_to_no_other_place(
+    browser: TestClient, new_key: Callable[..., str]
+) -> None:
     answer = browser.get("/console/stores/docs")
     assert answer.headers["location"] == "/console/sign-in?ended=0&next=/console/stores/docs"
     form = browser.get(answer.headers["location"])
     assert 'name="next" value="/console/stores/docs"' in form.text
     part = browser.get("/console/stores/docs", headers={"HX-Request": "true"})
     assert part.headers["hx-redirect"] == "/console/sign-in?ended=0"
-
-
-def test_cookies_of_other_programs_hide_no_key(
-    browser: TestClient, new_key: Callable[..., str]
-) -> None:
-    ours = f"anchorage_key={new_key(browser, 'read')}"
-    for cookies in (f"{ours}; flag", f"flag; {ours}", f'prefs={{"a":1}}; {ours}'):
-        assert browser.get("/console", headers={"cookie": cookies}).status_code == 200
-
-
-def test_a_sign_in_leads_to_pages_of_the_console_only(
-    browser: TestClient, new_key: Callable[..., str]
-) -> None:
     key = new_key(browser, "read")
     evil = ("https://evil.example", "//evil.example")
     for path in (*evil, "/docs", "/consoles", "/console/../docs"):

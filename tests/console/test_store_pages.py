@@ -17,12 +17,9 @@ PAGE = "/console/stores/docs"
 VERDICT = f"{PAGE}/verdict?target=new&anchor_set=items"
 
 
-def test_without_a_store_the_page_says_how_to_begin(client: TestClient) -> None:
-    assert "anchorage quickstart postgresql://" in client.get("/console/stores").text
-    assert client.get("/console/stores/none").status_code == 404
-
-
 def test_a_store_says_what_it_holds_and_what_to_do(shop: Shop) -> None:
+    assert "anchorage quickstart postgresql://" in shop.client.get("/console/stores").text
+    assert shop.client.get(PAGE).status_code == 404
     shop.connect()
     listed = shop.client.get("/console").text
     assert f'href="{PAGE}"' in listed
