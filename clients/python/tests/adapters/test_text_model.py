@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from anchorage_client import (
-    AsyncClient,
-    Client,
     InvalidRequestError,
     NotFoundError,
     UnavailableError,
@@ -54,24 +52,13 @@ def test_batches_become_one_matrix_and_copies_and_closed_models_open_a_connectio
         first.ready()  # it was closed with its model
 
 
-def test_rows_of_an_error_count_from_the_first_text(monkeypatch):
-    def answer(self: object, texts: list[str], **names: object) -> np.ndarray:
-        wrong = [row for row, text in enumerate(texts) if text == "wrong"]
-        if wrong:
-            raise InvalidRequestError(422, {"code": "input-too-long", "rows": wrong})
-        return np.zeros((len(texts), 2), np.float32)
-
-    async def answer_later(self: object, texts: list[str], **names: object) -> np.ndarray:
-        return answer(self, texts)
-
-    monkeypatch.setattr(Client, "embed", answer)
-    monkeypatch.setattr(AsyncClient, "embed", answer_later)
-    texts = ["a", "b", "c", "wrong", "d"]
-    remote = TextModel("new", batch_size=2, async_client=AsyncClient("http://127.0.0.1:9"))
+def test_rows_of_an_error_count_from_the_first_text(texts):
+    wrong = ["a", "b", "c", "x" * 40_000, "d"]
+    model = TextModel("new", url=texts.url, batch_size=2)
     for call in (
-        lambda: TextModel("new", batch_size=2).embed(texts, "document"),
-        lambda: asyncio.run(remote.aembed(texts, "document")),
-        lambda: Encoder("new", batch_size=2).encode(texts),
+        lambda: model.embed(wrong, "document"),
+        lambda: asyncio.run(model.aembed(wrong, "document")),
+        lambda: Encoder("new", url=texts.url, batch_size=2).encode(wrong),
     ):
         with pytest.raises(InvalidRequestError) as found:
             call()
