@@ -61,7 +61,7 @@ GROUPS = {
     "tests/encoders": "encoding",
     "tests/openai": "encoding",
     "tests/anchors/test_embed_jobs.py": "encoding",
-    "tests/bootstrap/test_pool": "encoding",
+    "tests/bootstrap/test_endpoints": "encoding",
     "tests/search/test_rescore_inputs.py": "encoding",
     "tests/cli": None,
     "tests/docs": None,

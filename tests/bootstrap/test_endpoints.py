@@ -10,20 +10,11 @@ import torch
 
 from app.anchors import service as anchor_sets
 from app.bootstrap import service as bootstrap
-from app.bootstrap.run import load_items
 from app.context import RequestContext
-from app.db import resources
 from app.http import media_types
 
-NPY = media_types.NPY
 PAIRS = [[i, i] for i in range(12)]
 ROWS = np.random.default_rng(11).normal(size=(30, 8)).astype(np.float32)
-
-
-def as_npy(rows):
-    file = io.BytesIO()
-    np.save(file, rows)
-    return file.getvalue()
 
 
 def put(client, rows=ROWS, name="p", encoder="first"):
@@ -38,30 +29,11 @@ def add(client, offset, rows=ROWS, name="p"):
     )
 
 
-def stored(client, name="p", project="default"):
-    """The pool's items as a bootstrap reads them, and the number of pieces."""
-    services = client.app.state.services
-    with services.db.transaction() as session:
-        pieces = resources.whole_pool(session, project, name).pieces
-    return load_items(services, [piece["blob"] for piece in pieces]).numpy(), len(pieces)
-
-
-# --- pieces ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("offset", [29, 31])
-def test_a_piece_that_begins_elsewhere_is_refused_with_where_the_pool_ends(
-    stocked, refused, offset
-):
-    put(stocked)
-    before = stocked.get("/pools/p").json()
-    answer = add(stocked, offset, ROWS + 1)
+def test_a_piece_that_begins_elsewhere_is_refused_with_where_the_pool_ends(stocked, refused):
+    before = put(stocked).json()
+    answer = add(stocked, 29, ROWS + 1)
     assert refused(answer, 409, "offset-mismatch", "offset", detail="30")["items"] == 30
     assert stocked.get("/pools/p").json() == before
-    assert np.array_equal(stored(stocked)[0], ROWS)
-
-
-# --- what is wrong with a piece -------------------------------------------------------------------
 
 
 def test_a_bad_piece_is_refused_and_leaves_nothing(stocked, refused):
@@ -73,38 +45,26 @@ def test_a_bad_piece_is_refused_and_leaves_nothing(stocked, refused):
     assert stocked.get("/pools/p").json() == before
 
 
-def test_a_pool_grows_up_to_its_limits_and_no_further(stocked, refused, monkeypatch):
-    put(stocked, np.tile(ROWS, (6, 1)))
-    assert refused(add(stocked, 180, ROWS[:21]), 413, "pool-too-large", "vectors")["limit"] == 200
-    assert add(stocked, 180, ROWS[:20]).json()["items"] == 200
-    assert refused(add(stocked, 200, ROWS[:1]), 413, "pool-too-large", "vectors")["limit"] == 200
-    monkeypatch.setattr(bootstrap, "MAX_POOL_PIECES", 3)
-    put(stocked, ROWS[:1], name="q")
-    for offset in (1, 2):
-        assert add(stocked, offset, ROWS[:1], name="q").status_code == 201
-    assert (
-        refused(add(stocked, 3, ROWS[:1], name="q"), 413, "pool-too-large", "vectors")["limit"] == 3
-    )
-
-
-def test_a_piece_is_bound_by_what_one_request_may_hold_and_a_pool_is_not(serve, refused):
-    service = serve(max_vectors=20, max_pool=60, max_body_bytes=2_000)
+def test_a_piece_is_bound_by_what_one_request_may_hold_and_a_pool_by_its_own_limits(
+    serve, refused, monkeypatch
+):
+    monkeypatch.setattr(bootstrap, "MAX_POOL_PIECES", 4)
+    service = serve(max_vectors=20, max_pool=60)
     service.post("/encoders", json={"name": "first", "dim": 8})
-    refused(put(service, ROWS), 413, "body-too-large")
-
-    def send(method, path, rows):
-        return service.request(method, path, content=as_npy(rows), headers={"content-type": NPY})
-
-    whole = "/pools/p?encoder=first"
-    refused(send("PUT", whole, ROWS[:21]), 413, "too-many-vectors", "vectors")
-    assert send("PUT", whole, ROWS[:20]).status_code == 201
-    for offset in (20, 40):
-        path = f"/pools/p/vectors?offset={offset}"
-        assert send("POST", path, ROWS[:20]).status_code == 201
-    assert service.get("/pools/p").json()["items"] == 60
-
-
-# --- whose it is, and what was done ---------------------------------------------------------------
+    refused(put(service, ROWS[:21]), 413, "too-many-vectors", "vectors")
+    file, npy = io.BytesIO(), {"content-type": media_types.NPY}
+    np.save(file, ROWS[:20])
+    for method, path in (("PUT", "?encoder=first"), ("POST", "/vectors?offset=20")):
+        answer = service.request(method, f"/pools/p{path}", content=file.getvalue(), headers=npy)
+        assert answer.status_code == 201
+    full = add(service, 40, ROWS[:21])
+    assert refused(full, 413, "pool-too-large", "vectors")["limit"] == 60
+    assert add(service, 40, ROWS[:1]).json()["items"] == 41
+    assert add(service, 41, ROWS[:19]).json()["items"] == 60
+    put(service, ROWS[:1], name="q")
+    pieces = [add(service, offset, ROWS[:1], name="q") for offset in range(1, 5)]
+    assert [each.status_code for each in pieces[:3]] == [201] * 3
+    assert refused(pieces[3], 413, "pool-too-large", "vectors")["limit"] == 4
 
 
 def test_an_encoder_that_a_pool_uses_stays(stocked, refused):
@@ -113,9 +73,6 @@ def test_an_encoder_that_a_pool_uses_stays(stocked, refused):
     refused(stocked.delete("/encoders/third"), 409, "in-use", detail="pool 'p'")
     stocked.delete("/pools/p")
     assert stocked.delete("/encoders/third").status_code == 204
-
-
-# --- bootstraps -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -171,11 +128,7 @@ def test_a_wrong_request_is_refused_by_its_field_and_no_job_remains(
 
 def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished):
     def grow(**sides):
-        how = {
-            "min_precision": 0,
-            "seeds": [[i, i] for i in range(10)],
-            "size": 20,
-        }
+        how = {"min_precision": 0, "seeds": PAIRS, "size": 20}
         body = {"name": fresh(), "source": "minilm", "target": "own", **how, **sides}
         answer = encoding.http.post("/bootstrap", json=body)
         assert answer.status_code == 202, answer.text
@@ -185,21 +138,14 @@ def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished):
 
     texts = [f"{text} {number}" for number in range(100) for text in encoding.texts[:1]]
     name, own = fresh(), np.random.default_rng(3).normal(size=(len(texts), 5)).tolist()
-    assert (
-        encoding.http.put(f"/pools/{name}", json={"encoder": "minilm", "inputs": texts}).status_code
-        == 201
-    )
+    pool = {"encoder": "minilm", "inputs": texts}
+    assert encoding.http.put(f"/pools/{name}", json=pool).status_code == 201
     named = grow(source_pool=name, target_pool=own)
-    assert named["pairs"][:10] == [[i, i] for i in range(10)]
+    assert named["pairs"][: len(PAIRS)] == PAIRS
     assert grow(source_inputs=texts, target_pool=own) == named
 
 
-# --- the pairs of a grown set ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def grown(stocked, embeddings):
-    """A service with the bootstrapped set `grown` of 40 anchors."""
+def test_a_page_of_pairs_and_a_set_without_any(stocked, embeddings, refused):
     services = stocked.app.state.services
     pairs = torch.stack([torch.arange(40) * 3, torch.arange(40).flip(0)], dim=1)
     confidence = torch.linspace(0, 1, 40)
@@ -214,19 +160,10 @@ def grown(stocked, embeddings):
     )
     with services.db.transaction() as session:
         anchor_sets.add_anchor_set(session, RequestContext("default"), row)
-    return stocked, pairs.tolist(), [None if sure != sure else sure for sure in confidence.tolist()]
-
-
-def test_a_page_of_pairs(grown):
-    client, pairs, confidence = grown
-    answer = client.get("/anchor-sets/grown/pairs", params={"after": 3, "limit": 5}).json()
-    assert (answer["pairs"], answer["confidence"]) == (pairs[4:9], pytest.approx(confidence[4:9]))
-    assert client.get("/anchor-sets/grown/pairs", params={"after": 39}).json()["pairs"] == []
-
-
-def test_pairs_that_nobody_can_be_told_are_refused(grown, refused):
-    client, _, _ = grown
-    refused(
-        client.get("/anchor-sets/items/pairs"), 404, "pairs-not-found", "name", detail="'items'"
-    )
-    refused(client.get("/anchor-sets/nothing/pairs"), 404, "anchor-set-not-found", "name")
+    path = "/anchor-sets/grown/pairs"
+    answer = stocked.get(path, params={"after": 3, "limit": 5}).json()
+    assert answer["pairs"] == pairs[4:9].tolist()
+    assert answer["confidence"] == pytest.approx([4 / 39, None, 6 / 39, 7 / 39, 8 / 39])
+    assert stocked.get(path, params={"after": 39}).json()["pairs"] == []
+    refused(stocked.get("/anchor-sets/items/pairs"), 404, "pairs-not-found", "name")
+    refused(stocked.get("/anchor-sets/nothing/pairs"), 404, "anchor-set-not-found", "name")

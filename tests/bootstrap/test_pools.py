@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.access import queries as access
 from app.anchors import service as anchor_sets
 from app.anchors import spaces
 from app.bootstrap import service as bootstrap
@@ -55,24 +54,6 @@ def meanwhile(monkeypatch):
     return arrange
 
 
-def test_a_piece_that_another_was_faster_than_is_refused_and_not_half_written(
-    stocked_services, meanwhile
-):
-    make(stocked_services)
-    meanwhile(lambda: add(stocked_services, 10, some(4, 3, seed=1)))
-    with pytest.raises(OffsetMismatch) as caught:
-        add(stocked_services, 10, some(5, 3, seed=2))
-    assert caught.value.members()["items"] == 14
-    assert torch.equal(stored(stocked_services), torch.cat([some(10, 3), some(4, 3, seed=1)]))
-    with stocked_services.db.transaction() as session:
-        actions = [
-            row.action
-            for row in access.audit(session, PROJECT, before=None, limit=100)
-            if row.resource == "pool"
-        ]
-    assert actions == ["append", "create"]
-
-
 @ON_EACH_DATABASE
 def test_of_pieces_of_one_moment_one_is_added(stocked_services):
     def attempt(number: int) -> bool:
@@ -113,28 +94,6 @@ def test_an_encoder_deleted_while_a_pool_is_made_leaves_no_pool(stocked_services
         assert resources.page(session, tables.PoolRow, PROJECT, after="", limit=9) == []
 
 
-def test_a_sweep_takes_what_deleted_pools_and_sets_left_and_nothing_in_use(stocked_services):
-    before = files(stocked_services)
-    make(stocked_services)
-    add(stocked_services, 10, some(6, 3, seed=1))
-    pairs = {"pairs": torch.arange(24).reshape(12, 2), "confidence": torch.ones(12)}
-    row = anchor_sets.build_anchor_set(
-        stocked_services, PROJECT, name="grown", embeddings={"a": some(12, 3, seed=2)}, pairs=pairs
-    )
-    with stocked_services.db.transaction() as session:
-        anchor_sets.add_anchor_set(session, CONTEXT, row)
-    assert len(files(stocked_services) - before) == 4
-    age(stocked_services)
-    assert retention.sweep_blobs(stocked_services) == 0
-    assert torch.equal(
-        anchor_sets.load_pairs(stocked_services, PROJECT, "grown")[0], pairs["pairs"]
-    )
-    bootstrap.delete_pool(stocked_services, CONTEXT, "pool")
-    anchor_sets.delete_anchor_set(stocked_services, CONTEXT, "grown")
-    assert retention.sweep_blobs(stocked_services) == 4
-    assert files(stocked_services) == before
-
-
 #: a bootstrap of the pools `x`, of two pieces, and `y`
 REQUEST = BootstrapRequest(
     name="grown",
@@ -162,11 +121,10 @@ def pooled(stocked_services):
     return stocked_services
 
 
-def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
+def test_a_waiting_job_outlives_its_pool_and_a_sweep_which_takes_the_pool_later(pooled):
     x, y = stored(pooled, "x"), stored(pooled, "y")
     job = ask(pooled)
-    for name in "xy":
-        bootstrap.delete_pool(pooled, CONTEXT, name)
+    bootstrap.delete_pool(pooled, CONTEXT, "x")
     age(pooled)
     assert retention.sweep_blobs(pooled) == 0
     row = run(pooled, job)
@@ -186,8 +144,10 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
     assert torch.equal(spaces.raw_anchors(pooled, grown["a"]), x[pairs[:, 0]])
     assert torch.equal(spaces.raw_anchors(pooled, grown["b"]), y[pairs[:, 1]])
     age(pooled)
-    # The pieces and the last checkpoint: the job has ended.
-    assert retention.sweep_blobs(pooled) == 4
+    # The pieces of x and the last checkpoint: the job has ended, and y is still there.
+    assert retention.sweep_blobs(pooled) == 3
+    assert torch.equal(stored(pooled, "y"), y)
+    assert torch.equal(anchor_sets.load_pairs(pooled, PROJECT, "grown")[0], pairs)
 
 
 def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
@@ -198,19 +158,14 @@ def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):
     with pooled.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
         named = {piece["blob"] for piece in resources.whole_pool(session, PROJECT, "x").pieces}
-    bootstrap.store_side(pooled, CONTEXT, bootstrap.check_side(pooled, encoder, REQUEST, "source"))
+    side = bootstrap.check_side(pooled, encoder, REQUEST, "source")
+    bootstrap.store_side(pooled, CONTEXT, side)
     pooled.blobs.sweep(set())
     assert files(pooled) == named
-
-
-def test_files_swept_before_they_were_kept_are_noticed(pooled):
-    with pooled.db.transaction() as session:
-        encoder = resources.by_name(session, tables.EncoderRow, PROJECT, "a")
-    found = bootstrap.check_side(pooled, encoder, REQUEST, "source")
     age(pooled)
     pooled.blobs.sweep(set())
     with pytest.raises(StorageUnavailable):
-        bootstrap.store_side(pooled, CONTEXT, found)
+        bootstrap.store_side(pooled, CONTEXT, side)
 
 
 def test_vectors_of_an_encoder_made_anew_meanwhile_make_no_set(pooled):
