@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import warnings
 
 import numpy as np
 import pytest
@@ -16,10 +15,8 @@ CLASSES = {"classes": ["cat", "dog", "owl"]}
 ARCHITECTURE = ["linear", "gelu", "dropout", "linear"]
 WEIGHT = np.random.default_rng(5).normal(size=(3, DIM)).tolist()
 LINEAR = {**CLASSES, "weight": WEIGHT, "bias": [0.5, -0.5, 0.0]}
-
-
-def text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+#: of a changed request, whose value ... leaves a field out
+NO_WEIGHT = {"weight": ..., "bias": ...}
 
 
 def network(outputs: int = 3) -> nn.Sequential:
@@ -30,7 +27,8 @@ def network(outputs: int = 3) -> nn.Sequential:
 
 
 def layers(model: nn.Module) -> dict:
-    return {"architecture": ARCHITECTURE, "safetensors": text(save(dict(model.state_dict())))}
+    file = base64.b64encode(save(dict(model.state_dict()))).decode()
+    return {"architecture": ARCHITECTURE, "safetensors": file}
 
 
 def without_omitted(body: dict) -> dict:
@@ -69,9 +67,6 @@ def by_torch(model: nn.Module, vectors) -> np.ndarray:
         return torch.softmax(model(rows), dim=1).numpy()
 
 
-# --- answers --------------------------------------------------------------------------------------
-
-
 def test_a_classifier_answers_what_torch_does_for_its_own_and_for_translated_vectors(
     make, ask, stocked, embeddings
 ):
@@ -96,18 +91,12 @@ def test_a_classifier_answers_what_torch_does_for_its_own_and_for_translated_vec
     assert stocked.get("/heads").json() == {"heads": []}
 
 
-def test_an_onnx_head_is_the_operators_file_that_a_client_names(serve, tmp_path):
+def test_an_onnx_head_is_the_operators_file_that_a_client_names(serve, folder, export):
     pytest.importorskip("onnxruntime")
     model, vectors = network(), np.random.default_rng(0).normal(size=(5, DIM))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the deprecation warning of the library
-        torch.onnx.export(
-            model, torch.randn(2, DIM), str(tmp_path / "pets.onnx"), dynamo=False,
-            input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
-        )  # fmt: skip
-    client = serve(heads_dir=tmp_path)
+    client = serve(heads_dir=folder)
     client.post("/encoders", json={"name": "second", "dim": DIM})
-    body = {"name": "h", "encoder": "second", "kind": "onnx", "file": "pets.onnx", **CLASSES}
+    body = {"name": "h", "encoder": "second", "kind": "onnx", "file": export(model), **CLASSES}
     head = client.post("/heads", json=body).json()
     assert (head["kind"], head["dim"], head["outputs"]) == ("onnx", DIM, 3)
     stitch = {"encoder": "second", "head": "h", "vectors": vectors.tolist()}
@@ -118,25 +107,17 @@ def test_an_onnx_head_is_the_operators_file_that_a_client_names(serve, tmp_path)
 def test_a_head_of_unit_vectors_answers_the_same_for_vectors_of_any_length(make, ask, embeddings):
     model, vectors = network(), embeddings["second"][:10]
     make(**layers(model), **CLASSES, scale=1.0)
-    make(**layers(model), **CLASSES, name="unscaled")
     expected = by_torch(model, vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
     for factor in (0.001, 1e6):
         scores = ask(vectors=(vectors * factor).tolist()).json()["scores"]
         np.testing.assert_allclose(scores, expected, atol=1e-5)
-    scores = ask(head="unscaled", vectors=(vectors * 10).tolist()).json()["scores"]
-    assert np.abs(np.array(scores) - expected).max() > 1e-3
 
 
 def test_a_relative_head_reads_relative_vectors_of_its_power(make, ask, stocked, embeddings):
     weight = np.random.default_rng(2).normal(size=(3, 40))
     options = {"encode_power": 0.5, "ridge": 0.2}
-    head = make(
-        encoder=...,
-        anchor_set="items",
-        weight=weight.tolist(),
-        output={"kind": "numbers"},
-        **options,
-    ).json()
+    relative = {"encoder": ..., "anchor_set": "items", "output": {"kind": "numbers"}, **options}
+    head = make(weight=weight.tolist(), **relative).json()
     assert {**options, "anchor_set": "items", "encoder": None}.items() <= head.items()
     for encoder in ("first", "second"):
         vectors = embeddings[encoder][:10].tolist()
@@ -149,9 +130,6 @@ def test_a_relative_head_reads_relative_vectors_of_its_power(make, ask, stocked,
         assert (answer["method"], answer["translator"]) == (None, None)
 
 
-# --- refusals -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("change", "status", "code", "field"),
     [
@@ -159,51 +137,29 @@ def test_a_relative_head_reads_relative_vectors_of_its_power(make, ask, stocked,
         ({"encoder": ...}, 422, "not-exactly-one", "encoder"),
         ({"classes": ["cat", "dog", "cat"]}, 422, "invalid-head", "classes"),
         ({"classes": ...}, 422, "not-exactly-one", "classes"),
-        ({"weight": ...}, 422, "not-exactly-one", "weight"),
+        (NO_WEIGHT, 422, "not-exactly-one", "weight"),
         ({"weight": ..., **layers(network())}, 422, "not-exactly-one", "bias"),
-        ({"bias": [1.0, 2.0]}, 422, "invalid-head", "bias"),
         ({"classes": ["cat", "dog"]}, 422, "invalid-head", "classes"),
         ({"kind": "onnx"}, 422, "invalid-head", "kind"),
         ({"architecture": ARCHITECTURE}, 422, "invalid-head", "architecture"),
-        ({"architecture": ["linear"] * 65}, 422, "invalid-request", "architecture"),
         ({"encode_power": 0.5}, 422, "invalid-head", "encode_power"),
-        (
-            {"weight": ..., "bias": ..., "safetensors": "not base64!"},
-            422,
-            "bad-base64",
-            "safetensors",
-        ),
+        ({**NO_WEIGHT, "safetensors": "not base64!"}, 422, "bad-base64", "safetensors"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_a_wrong_head_is_refused_and_leaves_nothing(
     make, stocked, refused, change, status, code, field
 ):
-    blobs = stocked.app.state.services.blobs.root
-    before = set(blobs.rglob("*"))
     rows = [2] if change.get("classes") == ["cat", "dog", "cat"] else None
     refused(make(**{**LINEAR, **change}), status, code, field, rows)
     assert stocked.get("/heads").json() == {"heads": []}
-    assert set(blobs.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "code", "field"),
-    [
-        ({"head": "nothing"}, 404, "head-not-found", "head"),
-        ({"anchor_set": ...}, 422, "missing-field", "anchor_set"),
-        (
-            {"encoder": "second", "vectors": [[1.0] * DIM], "method": "irp"},
-            422,
-            "invalid-head",
-            "method",
-        ),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_wrong_requests(make, ask, refused, change, status, code, field):
+def test_wrong_requests(make, ask, refused):
     make(**LINEAR)
-    refused(ask("first", **change), status, code, field)
+    refused(ask("first", head="nothing"), 404, "head-not-found", "head")
+    refused(ask("first", anchor_set=...), 422, "missing-field", "anchor_set")
+    refused(ask(method="irp"), 422, "invalid-head", "method")  # of the head's own vectors
 
 
 def test_a_relative_head_takes_no_method_and_no_other_set(make, ask, stocked, embeddings, refused):
