@@ -1,16 +1,16 @@
 """Checks and decodes the image files that clients send, and prepares the images for a timm model.
 
 Pillow decodes and resizes without the interpreter's lock. One thread a core decodes images, in
-turns of all requests; of large ones two at once, so that few are in memory.
+turns of all requests. Large ones have two threads of their own: few are in memory, and no small one
+waits behind them.
 """
 
 from __future__ import annotations
 
 import re
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -49,12 +49,17 @@ PATCH_SIDE = 16
 SMALL_IMAGE_PIXELS = 4_000_000
 
 #: large images that are decoded at once: twice the most pixels of an image need up to a gigabyte
-_large = threading.Semaphore(2)
+LARGE_AT_ONCE = 2
 
 
 @cache
 def _lanes() -> Lanes:
     return Lanes(name="images")
+
+
+@cache
+def _large_lanes() -> Lanes:
+    return Lanes(LARGE_AT_ONCE, name="large images")
 
 
 class _File(BytesIO):
@@ -217,18 +222,24 @@ class ImagePreparer:
         """
         files = _require_images(inputs)
         items: dict[int, Item] = {}
+        large: list[int] = []
         wrong: dict[int, AnchorageError] = {}
 
-        def read(row: int, _: int) -> None:
+        def read(row: int, most: int) -> None:
             try:
                 image = open_image(files[row])
-                pixels = max(image.size[0] * image.size[1], self._resized_pixels(image))
-                with _large if pixels > SMALL_IMAGE_PIXELS else nullcontext():
+                if max(image.size[0] * image.size[1], self._resized_pixels(image)) > most:
+                    large.append(row)
+                else:
                     items[row] = self._decode(image)
             except (InvalidImage, ImageTooLarge) as error:
                 wrong[row] = error
 
-        _lanes().submit(read, len(files), step=1).result()
+        def read_large(place: int, _: int) -> None:
+            read(large[place], MAX_IMAGE_PIXELS)
+
+        _lanes().submit(lambda row, _: read(row, SMALL_IMAGE_PIXELS), len(files), step=1).result()
+        _large_lanes().submit(read_large, len(large), step=1).result()
         if wrong:  # one error of the first one's class, with the rows of all of that class
             first = wrong[min(wrong)]
             rows = sorted(row for row, error in wrong.items() if type(error) is type(first))
