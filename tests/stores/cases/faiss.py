@@ -1,9 +1,7 @@
-"""FAISS for the contract suite: an index file, beside which its application keeps the payloads."""
+"""FAISS for the contract suite: an index file, which holds no payloads."""
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,6 @@ import numpy as np
 
 from app.stores.port import StoreId, StoreLocation
 from tests.stores.cases.base import Rows, StoreCase
-
-Read = dict[StoreId, tuple[np.ndarray, dict[str, Any]]]
 
 
 def build(rows: Mapping[StoreId, np.ndarray], dim: int, kind: str = "IDMap2,HNSW16") -> Any:
@@ -40,43 +36,30 @@ class FaissCase(StoreCase):
     kind = "faiss"
     has_payloads = False
 
-    def __init__(self) -> None:
-        #: clients of one file take turns, as each of them writes it anew
-        self._turns = threading.Lock()
-
     def path(self, location: StoreLocation) -> Path:
         return Path(location.url, location.collection)
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
         location = StoreLocation("faiss", str(folder), "items.faiss")
-        self._write(location, self._rows(rows))
+        self._write(location, dict(zip(rows.ids, rows.vectors, strict=True)))
         return location
 
     def insert(self, location: StoreLocation, rows: Rows) -> None:
-        with self._turns:
-            self._write(location, self.read(location) | self._rows(rows))
+        new = dict(zip(rows.ids, rows.vectors, strict=True))
+        self._write(location, self._vectors(location) | new)
 
     def delete(self, location: StoreLocation, ids: Sequence[StoreId]) -> None:
-        with self._turns:
-            kept = {id: row for id, row in self.read(location).items() if id not in ids}
-            self._write(location, kept)
+        rows = self._vectors(location)
+        self._write(location, {id: rows[id] for id in rows if id not in ids})
 
-    def read(self, location: StoreLocation) -> Read:
+    def read(self, location: StoreLocation) -> dict[StoreId, tuple[np.ndarray, dict[str, Any]]]:
+        return {id: (vector, {}) for id, vector in self._vectors(location).items()}
+
+    def _vectors(self, location: StoreLocation) -> dict[StoreId, np.ndarray]:
         index = faiss.read_index(str(self.path(location)))
-        payloads = dict(json.loads(self.path(location).with_suffix(".json").read_text()))
-        return {
-            id: (index.reconstruct(id), payloads.get(id, {}))
-            for id in faiss.vector_to_array(index.id_map).tolist()
-        }
+        ids = faiss.vector_to_array(index.id_map).tolist()
+        return {id: index.reconstruct(id) for id in ids}
 
-    def _rows(self, rows: Rows) -> Read:
-        return {
-            id: (vector, dict(payload))
-            for id, vector, payload in zip(rows.ids, rows.vectors, rows.payloads, strict=True)
-        }
-
-    def _write(self, location: StoreLocation, rows: Read) -> None:
-        [dim] = {len(vector) for vector, _ in rows.values()}
-        payloads = [[id, payload] for id, (_, payload) in rows.items()]
-        self.path(location).with_suffix(".json").write_text(json.dumps(payloads))
-        save(build({id: vector for id, (vector, _) in rows.items()}, dim), self.path(location))
+    def _write(self, location: StoreLocation, rows: Mapping[StoreId, np.ndarray]) -> None:
+        [dim] = {len(vector) for vector in rows.values()}
+        save(build(rows, dim), self.path(location))

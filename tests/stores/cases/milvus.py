@@ -14,10 +14,6 @@ from pymilvus import DataType, MilvusClient
 from app.stores.port import StoreId, StoreLocation
 from tests.stores.cases.base import Rows, StoreCase
 from tests.stores.cases.milvus_server import shared_server
-from tests.waiting import until
-
-#: collections that are made at once: a server takes a second to load one, or eight
-AT_ONCE = 8
 
 
 @functools.cache
@@ -26,35 +22,24 @@ def client_of(url: str) -> MilvusClient:
     return MilvusClient(url, timeout=10, dedicated=True)
 
 
-def make_collections(
-    client: MilvusClient, count: int, *, loaded: bool = True, **fields: Any
-) -> list[str]:
-    """Return the names of new, empty collections.
+def make_collection(client: MilvusClient, *, loaded: bool = True, **fields: Any) -> str:
+    """Return the name of a new, empty collection.
 
     fields  arguments of `add_field` by the name of the field, beside `text`
     """
-    names = [f"items_{uuid4().hex[:12]}" for _ in range(count)]
+    name = f"items_{uuid4().hex[:12]}"
     schema = MilvusClient.create_schema(enable_dynamic_field=True, description="made by a test")
-    for name, options in (
-        {"text": {"datatype": DataType.VARCHAR, "max_length": 1000}} | fields
-    ).items():
-        schema.add_field(name, **options)
+    schema.add_field("text", DataType.VARCHAR, max_length=60_000)
+    for field, options in fields.items():
+        schema.add_field(field, **options)
     index = MilvusClient.prepare_index_params()
     params = {"M": 8, "efConstruction": 64}
     index.add_index("vector", index_type="HNSW", metric_type="COSINE", params=params)
-    for name in names:
-        client.create_collection(name, schema=schema, consistency_level="Strong")
-        client.create_index(name, index, sync=False)
-        if loaded:
-            client.load_collection(name, _async=True)
-    for name in names if loaded else ():
-        until(lambda name=name: client.get_load_state(name)["state"].name == "Loaded")
-    return names
-
-
-@functools.cache
-def empty_collections(url: str, dim: int) -> list[str]:
-    return []
+    client.create_collection(name, schema=schema, consistency_level="Strong")
+    client.create_index(name, index, sync=False)
+    if loaded:
+        client.load_collection(name)
+    return name
 
 
 class MilvusCase(StoreCase):
@@ -63,12 +48,10 @@ class MilvusCase(StoreCase):
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
         url, dim = shared_server(), rows.vectors.shape[1]
-        client, empty = client_of(url), empty_collections(url, dim)
-        if not empty:
-            key = {"datatype": DataType.INT64, "is_primary": True}
-            vector = {"datatype": DataType.FLOAT_VECTOR, "dim": dim}
-            empty += make_collections(client, AT_ONCE, id=key, vector=vector)
-        name = empty.pop()
+        client = client_of(url)
+        key = {"datatype": DataType.INT64, "is_primary": True}
+        vector = {"datatype": DataType.FLOAT_VECTOR, "dim": dim}
+        name = make_collection(client, id=key, vector=vector)
         client.create_alias(name, f"clients_{name}")
         location = StoreLocation(self.kind, url, f"clients_{name}", text_field="text")
         self.insert(location, rows)

@@ -39,23 +39,15 @@ class PgvectorCase(StoreCase):
         return location
 
     def insert(self, location: StoreLocation, rows: Rows) -> None:
+        statement = sql.SQL(
+            "INSERT INTO {} (id, text, payload, embedding) VALUES (%s, %s, %s, %s) "
+            "ON CONFLICT (id) DO UPDATE SET (text, payload, embedding) = "
+            "(excluded.text, excluded.payload, excluded.embedding)"
+        ).format(sql.SQL(location.collection))
         with self._connect(location) as connection:
             for each, vector, payload in zip(rows.ids, rows.vectors, rows.payloads, strict=True):
-                values = [payload["text"], psycopg.types.json.Jsonb(payload), vector, each]
-                table = sql.SQL(location.collection)
-                done = connection.execute(
-                    sql.SQL(
-                        "UPDATE {} SET text = %s, payload = %s, embedding = %s WHERE id = %s"
-                    ).format(table),
-                    values,
-                )
-                if not done.rowcount:
-                    connection.execute(
-                        sql.SQL(
-                            "INSERT INTO {} (text, payload, embedding, id) VALUES (%s, %s, %s, %s)"
-                        ).format(table),
-                        values,
-                    )
+                values = (each, payload["text"], psycopg.types.json.Jsonb(payload), vector)
+                connection.execute(statement, values)
 
     def delete(self, location: StoreLocation, ids: Sequence[StoreId]) -> None:
         with self._connect(location) as connection:

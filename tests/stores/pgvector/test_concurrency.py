@@ -1,34 +1,27 @@
-"""Clients that write, and dumps that are taken, while a migration runs: every row is right."""
+"""Clients that write, and dumps that are taken, while a migration runs: every row is right.
+
+The torture also restores dumps, and goes on with the migrations in them.
+"""
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from copy import copy
 from itertools import count
-from pathlib import Path
 
 import numpy as np
-import pytest
 
-from app.stores.pgvector.connections import StoreConnection
-from tests.pgvector_server import PgvectorServer
 from tests.stores.pgvector.tables import (
     NEW_DIM,
     OLD_DIM,
     TAG,
     Table,
     begin,
-    sweep,
-    text,
     translate,
     translate_back,
-    vectors_of,
 )
-from tests.stores.pgvector.test_migration import furnish, shape
 from tests.waiting import until
 
 IS_HELD = "SELECT 1 FROM pg_locks WHERE relation='{t}'::regclass AND granted AND mode ~ '^AccessE'"
@@ -104,84 +97,6 @@ def test_an_idle_transaction_of_a_client_keeps_nobody_waiting_after_a_cutover(
     migration.rollback(translate_back)
     rows = table.execute("SELECT body FROM {t} WHERE id IN (1, 2, 3) ORDER BY id")
     assert rows == [("held",), ("late",), ("other",)]
-
-
-@pytest.fixture
-def restore(
-    pgvector_server: PgvectorServer, tmp_path: Path, role: str
-) -> Iterator[Callable[[Table, str], Table]]:
-    """Dumps the schema of a table, and restores it in a new database."""
-    binaries = Path(pgvector_server._initdb).parent
-    made: list[str] = []
-
-    def run(table: Table, moment: str) -> Table:
-        name, dump = f"restored_{table.schema}_{moment}", str(tmp_path / moment)
-        pgvector_server.execute(f"CREATE DATABASE {name}")
-        made.append(name)
-        restored = copy(table)  # its schema comes with the dump
-        restored.url, restored.opened = table.url.replace("/postgres?", f"/{name}?"), []
-        restored.execute("CREATE EXTENSION vector")
-        subprocess.run(
-            [binaries / "pg_dump", "-Fc", "-n", table.schema, "-f", dump, table.url], check=True
-        )
-        subprocess.run([binaries / "pg_restore", "-1", "-e", "-d", restored.url, dump], check=True)
-        return restored
-
-    yield run
-    for each in made:
-        pgvector_server.execute(f"DROP DATABASE {each} WITH (FORCE)")
-
-
-def test_a_dump_of_each_moment_goes_on(
-    new_table: Callable[..., Table], role: str, restore: Callable[[Table, str], Table]
-) -> None:
-    furnish(table := new_table(), role)
-    table.execute("ALTER TABLE {t} ADD COLUMN gone int")  # its number is free in a dump
-    table.execute("ALTER TABLE {t} DROP COLUMN gone")
-    before, new = shape(table), text(np.arange(NEW_DIM))
-    migration = (store := table.store()).migration(TAG, NEW_DIM)
-    migration.prepare()
-    page = store.scroll(None, 10)
-    migration.write(page.ids, translate(page.ids, page.vectors))
-
-    filling = restore(table, "filling")
-    filling.execute("UPDATE {t} SET body = 'late' WHERE id = 3")
-    sweep(filling.store(), filling.store().migration(TAG, NEW_DIM))
-    filling.store().migration(TAG, NEW_DIM).cutover(translate)
-    assert filling.execute("SELECT body FROM {t} WHERE id = 3") == [("late",)]
-    filling.store().migration(TAG, NEW_DIM).finish()
-    assert (filling.traces(), shape(filling)) == ([], before)
-
-    sweep(store, migration)
-    migration.cutover(translate)
-    table.execute("UPDATE {t} SET embedding = %s WHERE id = 4", [new])  # waits
-    after = restore(table, "after")
-    after.execute("UPDATE {t} SET embedding = %s WHERE id = 5", [new])
-    after.store().migration(TAG, NEW_DIM).rollback(translate_back)
-    old = after.store().fetch(list(range(30))).vectors
-    back = translate_back(None, np.arange(NEW_DIM, dtype=np.float32)[None])[0]
-    assert np.allclose(old[[4, 5]], back, atol=1e-5)
-    assert np.array_equal(*(np.delete(each, [4, 5], 0) for each in (old, vectors_of(30))))
-    assert shape(after) == before
-
-    migration.rollback(translate_back)
-    rolled = restore(table, "rolled")
-    rolled.store().migration(TAG, NEW_DIM).abandon()
-    assert (rolled.traces(), shape(rolled)) == ([], before)
-    for each in (filling, after, rolled):
-        for opened in each.opened:
-            opened.close()
-
-
-def test_a_switch_over_a_slow_link(
-    new_table: Callable[..., Table], role: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    furnish(table := new_table(), role)
-    before, wait = shape(table), StoreConnection.wait
-    _, migration = begin(table)
-    monkeypatch.setattr(StoreConnection, "wait", lambda *a: time.sleep(0.015) or wait(*a))
-    migration.cutover(translate)
-    assert shape(table) == before
 
 
 def test_a_dump_beside_a_switch_is_no_victim_of_a_deadlock(table: Table) -> None:

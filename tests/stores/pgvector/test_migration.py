@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -10,6 +11,7 @@ import psycopg
 import pytest
 
 from app.errors import StoreChanged, StoreUnsupported
+from app.stores.pgvector.connections import StoreConnection
 from tests.stores.pgvector.catalogue import catalogue
 from tests.stores.pgvector.tables import (
     NEW_DIM,
@@ -30,8 +32,16 @@ def shape(table: Table) -> set[tuple[str, str]]:
         return catalogue(connection, table.schema, names=True)
 
 
+def make_greedy(table: Table, role: str) -> None:
+    """Give a role rights on each table, function and sequence that is created in the schema."""
+    table.execute(f"GRANT USAGE, CREATE ON SCHEMA {{s}} TO {role}")
+    for kind in ("TABLES", "FUNCTIONS", "SEQUENCES"):
+        table.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {{s}} GRANT ALL ON {kind} TO {role}")
+
+
 def furnish(table: Table, role: str) -> None:
-    """A table with all that a cutover moves."""
+    """A table with all that a cutover moves, in a schema where the role gets each right."""
+    make_greedy(table, role)
     table.execute("CREATE TABLE {s}.parent (id int PRIMARY KEY)")
     table.execute("INSERT INTO {s}.parent VALUES (1), (2)")
     table.fill(
@@ -42,9 +52,8 @@ def furnish(table: Table, role: str) -> None:
         "double text GENERATED ALWAYS AS (body || body) STORED"
     )
     for statement in (
-        f"GRANT USAGE ON SCHEMA {{s}} TO {role}",
-        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {{t}} TO {role}",
-        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {{s}} TO {role}",
+        f"REVOKE TRUNCATE, REFERENCES, TRIGGER ON {{t}} FROM {role}",
+        f"REVOKE SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA {{s}} FROM {role}",
         "ALTER TABLE {t} ADD CONSTRAINT one_slug UNIQUE (slug) DEFERRABLE",
         "CREATE UNIQUE INDEX one_number ON {t} (number) WHERE number > 0",
         "CREATE INDEX bodies ON {t} (lower(body))",
@@ -56,7 +65,7 @@ def furnish(table: Table, role: str) -> None:
         "JOIN {t} USING (id)",
         "CREATE MATERIALIZED VIEW {s}.m AS SELECT * FROM {s}.a",
         "COMMENT ON COLUMN {s}.b.tenant IS 'whose'",
-        f"GRANT SELECT ON {{s}}.a, {{s}}.b TO {role}",
+        f"REVOKE INSERT ON {{s}}.a, {{s}}.b FROM {role}",
         "CREATE TABLE {s}.child (doc bigint REFERENCES {t} ON DELETE CASCADE)",
         "INSERT INTO {s}.child VALUES (5)",
         "CREATE FUNCTION {s}.touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -83,7 +92,9 @@ def check_statements(table: Table, role: str, vector: str, first: int, number: i
     assert table.execute("SELECT at FROM {t} WHERE id = 7") == [(before + 1,)]
 
 
-def test_everything_of_the_table_survives(new_table: Callable[..., Table], role: str) -> None:
+def test_everything_of_the_table_survives(
+    new_table: Callable[..., Table], role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     furnish(table := new_table(), role)
     before = shape(table)
     store, migration = begin(table)
@@ -106,6 +117,8 @@ def test_everything_of_the_table_survives(new_table: Callable[..., Table], role:
     number = np.arange(NEW_DIM, dtype=np.float32)[None]
     assert np.allclose(back.vectors[2], translate_back(None, number)[0], atol=1e-5)
     check_statements(table, role, text([1, 2, 3, 4]), 501, 33)
+    wait = StoreConnection.wait  # over a slow link
+    monkeypatch.setattr(StoreConnection, "wait", lambda *a: time.sleep(0.015) or wait(*a))
     migration.cutover(translate)
     migration.finish()
     assert shape(table) == before
@@ -326,7 +339,6 @@ def test_deferred_unique_values_that_move(new_table: Callable[..., Table]) -> No
             "DELETE FROM {t}",
             "dependent",
         ),
-        ("CREATE FUNCTION {s}.f({t}[]) RETURNS int LANGUAGE sql RETURN 1", "dependent"),
         (
             "CREATE FUNCTION {s}.f() RETURNS bigint BEGIN ATOMIC; SELECT count(*) FROM {t}; END",
             "dependent",
@@ -353,18 +365,10 @@ def test_what_cannot_be_moved_is_refused(table: Table, statement: str, code: str
     assert table.traces() == []
 
 
-@pytest.fixture
-def greedy(table: Table, role: str) -> str:
-    """A role with rights on each table and function that is created in the schema."""
-    table.execute(f"GRANT USAGE, CREATE ON SCHEMA {{s}} TO {role}")
-    for kind in ("TABLES", "FUNCTIONS", "SEQUENCES"):
-        table.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {{s}} GRANT ALL ON {kind} TO {role}")
-    return role
-
-
-def test_nobody_else_reads_or_fills_the_tables_of_a_migration(table: Table, greedy: str) -> None:
+def test_nobody_else_reads_or_fills_the_tables_of_a_migration(table: Table, role: str) -> None:
+    make_greedy(table, role)
     begin(table)
-    with table.connect(greedy) as client:
+    with table.connect(role) as client:
         table.on(client, "CREATE TABLE {s}.own (id bigint)")
         for statement in (
             *(f"SELECT FROM {{s}}.anchorage_{TAG}_{each}" for each in ("new", "queue")),
@@ -375,25 +379,13 @@ def test_nobody_else_reads_or_fills_the_tables_of_a_migration(table: Table, gree
                 table.on(client, statement)
 
 
-def test_identities_get_no_rights_by_default(table: Table, greedy: str) -> None:
-    table.execute("ALTER TABLE {t} ADD n int GENERATED ALWAYS AS IDENTITY")
-    table.execute(f"REVOKE ALL ON SEQUENCE {{s}}.docs_n_seq FROM {greedy}")
-    table.execute(f"GRANT SELECT ON SEQUENCE {{s}}.docs_n_seq TO {greedy}")
-    rights = "SELECT relacl::text FROM pg_class WHERE oid = '{s}.docs_n_seq'::regclass"
-    before = table.execute(rights)
-    _, migration = begin(table)
-    migration.cutover(translate)
-    assert table.execute(rights) == before
-    migration.rollback(translate_back)
-    assert table.execute(rights) == before
-
-
-def test_a_state_of_another_owner_is_none(table: Table, greedy: str) -> None:
+def test_a_state_of_another_owner_is_none(table: Table, role: str) -> None:
+    make_greedy(table, role)
     _, migration = begin(table)
     [[state]] = table.execute(
         f"SELECT obj_description('{{s}}.anchorage_{TAG}_queue'::regclass, 'pg_class')"
     )
-    with table.connect(greedy) as client:
+    with table.connect(role) as client:
         table.on(client, "CREATE TABLE {s}.anchorage_deadbeef_queue (key bigint)")
         state = state.replace(TAG, "deadbeef").replace("'", "''")
         table.on(client, f"COMMENT ON TABLE {{s}}.anchorage_deadbeef_queue IS '{state}'")

@@ -153,12 +153,10 @@ def test_filters(new_table: Callable[..., Table]) -> None:
         "CREATE TABLE {t} (id int PRIMARY KEY, year int, tags text[], meta jsonb, day date, "
         "embedding vector(4))"
     )
-    for each, vector in enumerate(vectors_of(20)):
-        table.execute(
-            "INSERT INTO {t} VALUES (%s, %s, %s, %s, %s, %s)",
-            [each, 2000 + each, [f"t{each % 3}"], f'{{"n": {each}}}',
-             None if each == 5 else f"2020-01-{each + 1:02}", text(vector)],
-        )  # fmt: skip
+    table.execute(
+        "INSERT INTO {t} SELECT i, 2000 + i, ARRAY['t' || i % 3], jsonb_build_object('n', i), "
+        "CASE WHEN i <> 5 THEN date '2020-01-01' + i END, '[1,2,3,4]' FROM generate_series(0, 19) i"
+    )
     store = table.store()
 
     def ids(filter: object) -> list[int]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -17,17 +14,10 @@ from app.stores.port import Search, StoreLocation
 from app.stores.qdrant.client import QdrantConnection
 from app.stores.qdrant.store import QdrantPlace, copied_config
 from app.stores.registry import open_store
-from tests.stores.moving import write_all
+from tests.stores.moving import NEW_DIM, OLD_DIM, TAG, fill_migration, translate
 
-DIM, NEW_DIM, TAG = 4, 5, "0badcafe"
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
-RNG = np.random.default_rng(7)
-MAP = RNG.normal(size=(DIM, NEW_DIM)).astype(np.float32)
-VECTORS = RNG.normal(size=(12, DIM)).astype(np.float32)
-
-
-def translate(ids, vectors: np.ndarray) -> np.ndarray:
-    return np.float32(vectors @ MAP)
+VECTORS = np.random.default_rng(7).normal(size=(12, OLD_DIM)).astype(np.float32)
 
 
 def local(folder: Path, vectors, points, alias: str | None = "items", **more) -> StoreLocation:
@@ -46,10 +36,10 @@ def visit(location: StoreLocation):
     return QdrantConnection(location.url, "").session()
 
 
-def plain_points(count: int = 12):
+def plain_points():
     return [
         models.PointStruct(id=row, vector=VECTORS[row].tolist(), payload={"n": row})
-        for row in range(count)
+        for row in range(12)
     ]
 
 
@@ -65,7 +55,7 @@ def several(folder: Path) -> StoreLocation:
     location = local(
         folder,
         {
-            "a": models.VectorParams(size=DIM, distance=COSINE),
+            "a": models.VectorParams(size=OLD_DIM, distance=COSINE),
             "b": models.VectorParams(size=2, distance=DOT),
         },
         points,
@@ -75,11 +65,6 @@ def several(folder: Path) -> StoreLocation:
     return StoreLocation("qdrant", location.url, location.collection, vector_field="a")
 
 
-def move(store, migration, map_rows=translate) -> None:
-    write_all(store, migration, 5, map_rows)
-    migration.build_index()
-
-
 def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path) -> None:
     location = several(tmp_path)
     store = open_store(location)
@@ -87,7 +72,7 @@ def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path) -> None:
         before = client.scroll("items", limit=50, with_vectors=["b", "s"])[0]
     checksum = store.checksum()
     migration = store.migration(TAG, NEW_DIM)
-    move(store, migration)
+    fill_migration(store, migration, 5)
     assert store.facts().rows == migration.count() == 8
     assert "lengths-lost" in [note.code for note in store.facts().notes]
     with pytest.raises(StoreUnsupported, match="'a', 'b'"):
@@ -112,7 +97,7 @@ def test_uuids_are_text_and_missing_or_odd_ids_are_left_out(tmp_path: Path) -> N
         models.PointStruct(id=each, vector=VECTORS[row].tolist(), payload={"text": f"t{row}"})
         for row, each in enumerate(ids)
     ]
-    location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), points)
+    location = local(tmp_path, models.VectorParams(size=OLD_DIM, distance=DOT), points)
     store = open_store(location)
     page = store.fetch([ids[1], "not a UUID", -1, 5, UUID(ids[0]).hex, str(uuid4()), True])
     assert list(page.ids) == [ids[1], 5, UUID(ids[0]).hex]
@@ -123,7 +108,7 @@ def test_uuids_are_text_and_missing_or_odd_ids_are_left_out(tmp_path: Path) -> N
 
 
 def test_filters_are_checked(tmp_path: Path) -> None:
-    location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
+    location = local(tmp_path, models.VectorParams(size=OLD_DIM, distance=DOT), plain_points())
     store = open_store(location)
     wanted = {"must": [{"key": "n", "range": {"gte": 9}}]}
     [hits] = store.search(Search(VECTORS[:1], 10, filter=wanted))
@@ -135,7 +120,7 @@ def test_filters_are_checked(tmp_path: Path) -> None:
 
 
 def test_euclidean_scores_are_larger_for_nearer_rows(tmp_path: Path) -> None:
-    params = models.VectorParams(size=DIM, distance=models.Distance.EUCLID)
+    params = models.VectorParams(size=OLD_DIM, distance=models.Distance.EUCLID)
     store = open_store(local(tmp_path, params, plain_points()))
     [hits] = store.search(Search(VECTORS[:1], 12))
     distances = np.linalg.norm(VECTORS - VECTORS[0], axis=1)
@@ -148,12 +133,12 @@ def test_euclidean_scores_are_larger_for_nearer_rows(tmp_path: Path) -> None:
 
 
 def test_without_an_alias_a_collection_can_only_be_searched(tmp_path: Path) -> None:
-    params = models.VectorParams(size=DIM, distance=DOT)
+    params = models.VectorParams(size=OLD_DIM, distance=DOT)
     store = open_store(local(tmp_path, params, plain_points(), alias=None))
     facts = store.facts()
     assert not facts.can_migrate
     assert [note.code for note in facts.notes] == ["no-alias"]
-    assert list(store.search(Search(VECTORS[:1], 1))[0].ids) == [0]
+    assert store.search(Search(VECTORS[:1], 1))[0].ids[0] == np.argmax(VECTORS @ VECTORS[0])
     with pytest.raises(StoreUnsupported, match="create an alias"):
         store.migration(TAG, NEW_DIM).prepare()
     store.close()
@@ -162,10 +147,10 @@ def test_without_an_alias_a_collection_can_only_be_searched(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "params",
     [
-        models.VectorParams(size=DIM, distance=models.Distance.MANHATTAN),
-        models.VectorParams(size=DIM, distance=DOT, datatype=models.Datatype.UINT8),
+        models.VectorParams(size=OLD_DIM, distance=models.Distance.MANHATTAN),
+        models.VectorParams(size=OLD_DIM, distance=DOT, datatype=models.Datatype.UINT8),
         models.VectorParams(
-            size=DIM,
+            size=OLD_DIM,
             distance=DOT,
             multivector_config=models.MultiVectorConfig(
                 comparator=models.MultiVectorComparator.MAX_SIM
@@ -182,33 +167,26 @@ def test_forms_that_cannot_be_translated_are_refused(tmp_path: Path, params) -> 
 
 def test_the_copied_configuration_is_that_of_the_server() -> None:
     """A server reports more settings than local mode; the copy has each of them."""
-    vectors = models.VectorParams(size=DIM, distance=COSINE, on_disk=True)
-    scalar = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+    vectors = models.VectorParams(size=OLD_DIM, distance=COSINE, on_disk=True)
     settings = {
-        "hnsw_config": {
-            "m": 24,
-            "ef_construct": 200,
-            "full_scan_threshold": 9,
-            "max_indexing_threads": 3,
-        },
+        "hnsw_config": {"m": 24, "ef_construct": 200, "full_scan_threshold": 9},
         "wal_config": {"wal_capacity_mb": 64, "wal_segments_ahead": 1, "wal_retain_closed": 2},
-        "quantization_config": {"scalar": scalar.model_dump(exclude_none=True)},
+        "quantization_config": {"scalar": {"type": models.ScalarType.INT8, "always_ram": True}},
         "strict_mode_config": {"enabled": True, "max_query_limit": 77},
         "metadata": {"owner": "x"},
     }
     optimizer = {"deleted_threshold": 0.3, "vacuum_min_vector_number": 99}
     optimizer |= {"default_segment_number": 2, "flush_interval_sec": 7}
     params = {"shard_number": 3, "replication_factor": 2, "write_consistency_factor": 2}
-    config = models.CollectionConfig(
-        params=models.CollectionParams(vectors=vectors, on_disk_payload=True, **params),
-        optimizer_config=models.OptimizersConfig(**optimizer),
-        **settings,
+    params |= {"on_disk_payload": True}
+    config = models.CollectionConfig.model_validate(
+        settings | {"params": params | {"vectors": vectors}, "optimizer_config": optimizer}
     )
     info = models.CollectionInfo.model_construct(config=config)
     copy = copied_config(QdrantPlace("base", info, ""), 9)
     made = models.CreateCollection(vectors=copy.pop("vectors_config"), **copy)
     assert made.vectors == vectors.model_copy(update={"size": 9})
-    expected = settings | params | {"on_disk_payload": True, "optimizers_config": optimizer}
+    expected = settings | params | {"optimizers_config": optimizer}
     assert made.model_dump(exclude={"vectors"}, exclude_none=True) == expected
 
 
@@ -219,7 +197,7 @@ def test_a_collection_that_changed_stops_the_cutover(tmp_path: Path) -> None:
     location = several(tmp_path)
     store = open_store(location)
     migration = store.migration(TAG, NEW_DIM)
-    move(store, migration)
+    fill_migration(store, migration, 5)
     with visit(location) as client:
         dense = models.DenseVectorConfig(size=3, distance=DOT)
         client.create_vector_name("base", "c", models.DenseVectorNameConfig(dense=dense))
@@ -247,36 +225,14 @@ def test_a_wrong_folder_is_not_created(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-HOLDER = """
-    import sys
-    from qdrant_client import QdrantClient
-    held = QdrantClient(path=sys.argv[1])
-    print("held", flush=True)
-    sys.stdin.read()
-    held.close()
-"""
-
-
-def test_a_folder_that_another_process_has_open(tmp_path: Path) -> None:
-    location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
-    command = [sys.executable, "-c", textwrap.dedent(HOLDER), location.url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        store = open_store(location)
-        with pytest.raises(StoreUnavailable, match="Another process"):
-            store.facts()
-        holder.communicate(b"")
+def test_a_folder_that_another_client_has_open(tmp_path: Path) -> None:
+    location = local(tmp_path, models.VectorParams(size=OLD_DIM, distance=DOT), plain_points())
+    other, store = QdrantClient(path=location.url), open_store(location)
+    with pytest.raises(StoreUnavailable, match="Another process"):
+        store.facts()
+    other.close()
     assert store.facts().rows == 12
     store.close()
-
-
-def test_two_stores_of_one_folder_share_it(tmp_path: Path) -> None:
-    location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
-    first, second = open_store(location), open_store(location)
-    for each in (first, second):
-        assert (first.facts().rows, second.facts().rows) == (12, 12)
-        each.close()
 
 
 def test_a_server_that_does_not_answer_is_unavailable_and_its_key_is_not_shown() -> None:

@@ -24,8 +24,8 @@ from app.stores.milvus import MilvusStore
 from app.stores.milvus import client as milvus_client
 from app.stores.milvus import store as milvus
 from app.stores.port import Search, StoreLocation
-from tests.stores.cases.milvus import MilvusCase, client_of, make_collections
-from tests.stores.cases.milvus_server import server_folder, shared_server
+from tests.stores.cases.milvus import MilvusCase, client_of, make_collection
+from tests.stores.cases.milvus_server import server_of_process, shared_server
 from tests.stores.moving import (
     NEW_DIM,
     OLD_DIM,
@@ -44,21 +44,7 @@ pytestmark = pytest.mark.long
 CASE = MilvusCase()
 VECTOR = {"datatype": DataType.FLOAT_VECTOR, "dim": OLD_DIM}
 INT_KEY = {"datatype": DataType.INT64, "is_primary": True}
-TEXT_KEY = {"datatype": DataType.VARCHAR, "is_primary": True, "max_length": 200}
-KEYS = [
-    "",
-    "a",
-    'b"q',
-    "b'q",
-    "back\\slash",
-    "new\nline",
-    "\x01",
-    "é",
-    "😀",
-    "\\n",
-    "{x}",
-    "z" * 150,
-]
+KEYS = ["", "a", 'b"q', "b'q", "back\\slash", "new\nline", "\x01", "é", "😀", "\\n", "{x}", "z" * 9]
 
 
 @pytest.fixture(scope="module")
@@ -86,23 +72,22 @@ def moving(tmp_path):
 
 
 def test_text_keys_partition_keys_and_settings_move_along(client) -> None:
-    topic = {"datatype": DataType.VARCHAR, "max_length": 50, "is_partition_key": True}
-    numbers = {"datatype": DataType.ARRAY, "element_type": DataType.FLOAT, "max_capacity": 4}
-    [name] = make_collections(client, 1, key=TEXT_KEY, topic=topic, numbers=numbers, vector=VECTOR)
+    fields = {
+        "key": {"datatype": DataType.VARCHAR, "is_primary": True, "max_length": 200},
+        "topic": {"datatype": DataType.VARCHAR, "max_length": 50, "is_partition_key": True},
+        "numbers": {"datatype": DataType.ARRAY, "element_type": DataType.FLOAT, "max_capacity": 4},
+        "document": {"datatype": DataType.JSON},
+    }
+    name = make_collection(client, **fields, vector=VECTOR)
     client.create_alias(name, alias := f"clients_{name}")
     vectors = rows(CASE, len(KEYS)).vectors
+    documents = ["null", {"a": "123"}, {"b": None}]
+    common = {"text": "é", "numbers": [0.1], "extra": {"x": 1.5, "big": 2**60, "none": None}}
     client.upsert(
         alias,
         [
-            {
-                "key": key,
-                "topic": f"t{row % 3}",
-                "text": "é",
-                "numbers": [0.1],
-                "vector": vectors[row],
-            }
-            | {"extra": {"n": row, "x": 1.5, "big": 2**60, "none": None}}
-            for row, key in enumerate(KEYS)
+            common | {"key": key, "topic": f"t{at}", "document": documents[at % 3], "vector": each}
+            for at, (key, each) in enumerate(zip(KEYS, vectors, strict=True))
         ],
     )
     before = sorted(client.query(alias, limit=99), key=lambda row: row["key"])
@@ -110,6 +95,9 @@ def test_text_keys_partition_keys_and_settings_move_along(client) -> None:
     store = MilvusStore(StoreLocation("milvus", shared_server(), alias))
     assert list(every(store, limit=5)[0]) == sorted(KEYS, key=str.encode)
     assert list(store.fetch([*reversed(KEYS), 3, "none"]).ids) == KEYS[::-1]
+    place = store.find_sides().visible
+    written = [place.written(field, "123") for field in ("document", "text", "more")]
+    assert written == ['"123"', "123", "123"]  # a newer server stores a text in a JSON field
     migration = store.migration(TAG, NEW_DIM)
     fill_migration(store, migration)
     client.delete(alias, filter="key like 'b%'")
@@ -140,7 +128,7 @@ def test_forms_that_a_copy_would_change_are_not_migrated(client) -> None:
     expected = {"": plain, "auto-id": {"id": INT_KEY | {"auto_id": True}, "vector": VECTOR}}
     expected |= {"partitions": plain, "ttl": plain, "no-alias": plain}
     for code, fields in expected.items():
-        [name] = make_collections(client, 1, loaded=False, **fields)
+        name = make_collection(client, loaded=False, **fields)
         if code == "partitions":
             client.create_partition(name, "2026")
         if code == "ttl":
@@ -151,25 +139,6 @@ def test_forms_that_a_copy_would_change_are_not_migrated(client) -> None:
         client.drop_collection(name)
     place.form["fields"].append({"name": "bits", "type": bits["datatype"], "params": {}})
     assert milvus.copy_problem(place, "alias").code == "fields"
-
-
-def test_a_collection_with_ids_of_the_server_is_searched(client) -> None:
-    key = INT_KEY | {"auto_id": True}
-    [name] = make_collections(client, 1, key=key, vector=VECTOR)
-    vectors = rows(CASE, 10).vectors
-    done = client.insert(name, [{"text": "t", "vector": each} for each in vectors])
-    store = MilvusStore(StoreLocation("milvus", shared_server(), name))
-    facts = store.facts()
-    assert (facts.rows, facts.can_migrate) == (10, False)
-    [hits] = store.search(Search(vectors[3:4], 2, payload=True))
-    assert (hits.ids[0], hits.payloads[0]) == (done["ids"][3], {"text": "t"})
-    with pytest.raises(StoreUnsupported, match=r"create_alias"):
-        store.migration(TAG, NEW_DIM).prepare()
-    client.release_collection(name)
-    with pytest.raises(StoreUnavailable, match="Load the collection"):
-        store.facts()
-    client.drop_collection(name)
-    store.close()
 
 
 def test_filters(filled) -> None:
@@ -197,48 +166,6 @@ def test_repeated_ids_do_not_end_a_scan(moving, client) -> None:
     client.insert(location.collection, [{**repeated[0], "id": 99, "text": "late"}])
     migration.cutover(translate)
     assert sorted(CASE.read(location)) == [*range(20), 99]
-
-
-def test_json_that_is_null_moves_along(client) -> None:
-    document = {"datatype": DataType.JSON}
-    [name] = make_collections(client, 1, id=INT_KEY, document=document, vector=VECTOR)
-    client.create_alias(name, alias := f"clients_{name}")
-    documents = ["null", {"a": "123"}, {"b": None}]
-    columns = zip(range(3), documents, rows(CASE, 3).vectors, strict=True)
-    client.upsert(
-        name,
-        [
-            {"id": id, "document": each, "vector": vector, "text": "t"}
-            for id, each, vector in columns
-        ],
-    )
-    store = MilvusStore(StoreLocation("milvus", shared_server(), alias))
-    migration = store.migration(TAG, NEW_DIM)
-    fill_migration(store, migration)
-    migration.cutover(translate)
-    found = client.query(alias, "id >= 0", output_fields=["document"])
-    assert [row["document"] for row in found] == [None, {"a": "123"}, {"b": None}]
-    place = store.find_sides().visible
-    assert place.written("document", "123") == '"123"'  # a newer server stores it
-    assert place.written("text", "123") == place.written("more", "123") == "123"
-    migration.finish()
-    client.drop_collection(place.name)
-    store.close()
-
-
-def test_an_answer_that_is_too_large_is_read_in_parts(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(milvus_client, "MAX_ANSWER_BYTES", 4096)
-    many = rows(CASE, 50)
-    payloads = [{**each, "text": "x" * 300} for each in many.payloads]
-    location = CASE.fill(tmp_path, replace(many, payloads=payloads))
-    store = MilvusStore(location)
-    assert store.checksum().rows == 50
-    assert list(store.texts([3, 49])) == ["x" * 300] * 2
-    CASE.insert(location, replace(rows(CASE, 1), payloads=[{"text": "t", "more": "x" * 5000}]))
-    with pytest.raises(StoreUnsupported, match="too large"):
-        store.texts([0])
-    store.close()
-    CASE.remove(location)
 
 
 def test_a_crash_while_the_copy_is_made_or_dropped(moving, client) -> None:
@@ -285,7 +212,7 @@ def test_a_missing_collection_and_vectors_that_are_not_clear(filled) -> None:
 
 
 def test_a_frozen_server_is_unavailable_within_seconds(filled) -> None:
-    server = int((server_folder() / "pid").read_text())
+    server = server_of_process().server_proc.pid
     begun = time.monotonic()
     os.kill(server, signal.SIGSTOP)
     try:
