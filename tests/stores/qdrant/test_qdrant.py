@@ -169,7 +169,12 @@ def test_the_copied_configuration_is_that_of_the_server() -> None:
     """A server reports more settings than local mode; the copy has each of them."""
     vectors = models.VectorParams(size=OLD_DIM, distance=COSINE, on_disk=True)
     settings = {
-        "hnsw_config": {"m": 24, "ef_construct": 200, "full_scan_threshold": 9},
+        "hnsw_config": {
+            "m": 24,
+            "ef_construct": 200,
+            "full_scan_threshold": 9,
+            "max_indexing_threads": 3,
+        },
         "wal_config": {"wal_capacity_mb": 64, "wal_segments_ahead": 1, "wal_retain_closed": 2},
         "quantization_config": {"scalar": {"type": models.ScalarType.INT8, "always_ram": True}},
         "strict_mode_config": {"enabled": True, "max_query_limit": 77},
