@@ -19,7 +19,6 @@ from app import __version__, console
 from app.access import endpoints as api_keys
 from app.access.service import KeyRing
 from app.anchors import endpoints as anchor_sets
-from app.anchors import report_endpoints as anchor_reports
 from app.anchors import sample_endpoints as anchor_samples
 from app.bootstrap import endpoints as bootstrap
 from app.context import REQUEST_FIT_S, Services
@@ -56,7 +55,6 @@ RESOURCES = (
     encoders,
     anchor_sets,
     anchor_samples,
-    anchor_reports,
     bootstrap,
     translators,
     migrations,

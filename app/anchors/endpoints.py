@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.anchors import embedding as anchor_embedding
 from app.anchors import from_store as store_anchors
+from app.anchors import report as anchor_reports
 from app.anchors import service as anchor_sets
 from app.anchors.embedding import MAX_SET_ENCODERS, EmbedRequest
 from app.anchors.from_store import USUAL_SIZE, StoreAnchors
+from app.anchors.report import AnchorSetReport
 from app.anchors.schemas import AnchorSet, ItemsBody, ListedAnchorSet
 from app.db import resources, tables
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
@@ -244,6 +246,19 @@ def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
     """Returns a set's size, its encoders, and the health of each encoder's anchors."""
     with services.db.transaction() as session:
         return AnchorSet.model_validate(resources.whole_set(session, project, name))
+
+
+@router.get(
+    "/{name}/report", summary="Report on an anchor set", responses=documented(404, 409, 422)
+)
+def report_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSetReport:
+    """Returns what is wrong with the anchors, and which encoders' rows do not belong together.
+
+    Nothing is stored, and equal sets have equal reports.
+    Of a set with many encoders, the first 16 and their first 15 pairs are examined, by at most
+    1,024 random rows.
+    """
+    return anchor_reports.report_anchor_set(services, project, name)
 
 
 @router.delete(

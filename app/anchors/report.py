@@ -1,66 +1,138 @@
-"""Reports the quality of an anchor set."""
+"""Finds what is wrong with the anchors of a set, and says what to do.
+
+docs/how-to/anchor-sets.md describes the codes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator
 from itertools import combinations, islice
-from math import comb
-from typing import Any
+from typing import Literal
+
+from pydantic import BaseModel, Field
 
 from app.anchors import spaces
-from app.anchors.findings import PairFacts, SpaceFacts, find_problems
 from app.anchors.samples import compare_space
 from app.context import Services
 from app.db import resources, tables
+from app.maths.anchors.health import MAX_LISTED_ROWS
 from app.maths.anchors.mismatch import judge_relatedness
+from app.maths.quality.crossfit import FEWEST_DISTINCT
+
+FindingCode = Literal["unrelated-spaces", "too-few-anchors", "foreign-anchors", "duplicates"]
+Severity = Literal["error", "warning", "info"]
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+
+#: a set with fewer anchors than this share of the dimension gets a warning
+FEW_ANCHORS_SHARE = 0.25
 
 #: most spaces, and pairs of spaces, of one report
 MAX_SPACES, MAX_PAIRS = 16, 15
 
 
-def report_anchor_set(services: Services, project: str, name: str) -> dict[str, Any]:
-    """Examine a set, and return its measures and findings as JSON. Equal sets have equal reports.
+class AnchorFinding(BaseModel):
+    """A problem with the anchor set."""
+
+    code: FindingCode = Field(description="Stable code of the problem.")
+    severity: Severity = Field(description="`error`, `warning` or `info`.")
+    detail: str = Field(description="What is wrong, and what to do.")
+    encoders: list[str] = Field(description="Encoders that it is about.")
+    rows: list[int] = Field([], description="The first 20 rows that it is about, from 0.")
+    count: int = Field(0, description="Number of rows that it is about.")
+
+
+class AnchorSetReport(BaseModel):
+    """A report on an anchor set. `GET /anchor-sets/{name}` has the measures of each encoder."""
+
+    anchor_set: str = Field(description="Name of the anchor set.")
+    size: int = Field(description="Number of anchors.")
+    findings: list[AnchorFinding] = Field(description="Problems, worst first.")
+
+
+def report_anchor_set(services: Services, project: str, name: str) -> AnchorSetReport:
+    """Examine a set. Equal sets have equal reports.
 
     Raises NotFound, StorageUnavailable, Overloaded.
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, project, name)
-        spaces_of_set = list(row.spaces)
-    rows = spaces_of_set[:MAX_SPACES]
-    pairs = list(islice(combinations(rows, 2), MAX_PAIRS))
-    space_facts = [
-        SpaceFacts(
-            space.encoder.name,
-            space.encoder.dim,
-            row.size,
-            space.health,
-            compare_space(services, space),
-        )
+        rows = list(row.spaces)[:MAX_SPACES]
+    findings = [
+        finding
         for space in rows
+        for finding in (
+            *_check_size(space, row.size),
+            *_check_store(services, space),
+            *_check_duplicates(space),
+        )
     ]
     with services.take(services.turns.fits, project):
-        pair_facts = [
-            PairFacts(
-                [x.encoder.name, y.encoder.name],
-                judge_relatedness(spaces.raw_anchors(services, x), spaces.raw_anchors(services, y)),
-            )
-            for x, y in pairs
+        unrelated = [
+            finding
+            for x, y in islice(combinations(rows, 2), MAX_PAIRS)
+            for finding in _check_pair(services, x, y)
         ]
-    return {
-        "anchor_set": row.name,
-        "size": row.size,
-        "findings": [asdict(finding) for finding in find_problems(space_facts, pair_facts)],
-        "spaces": [_space_json(facts) for facts in space_facts],
-        "spaces_left_out": len(spaces_of_set) - len(rows),
-        "pairs": [asdict(facts) for facts in pair_facts],
-        "pairs_left_out": comb(len(spaces_of_set), 2) - len(pairs),
-    }
+    findings = sorted([*unrelated, *findings], key=lambda each: SEVERITIES.index(each.severity))
+    return AnchorSetReport(anchor_set=row.name, size=row.size, findings=findings)
 
 
-def _space_json(facts: SpaceFacts) -> dict[str, Any]:
-    return {
-        "encoder": facts.encoder,
-        "dim": facts.dim,
-        **facts.health,
-        "store": None if facts.store is None else facts.store.as_json(),
-    }
+def _check_pair(
+    services: Services, x: tables.SpaceRow, y: tables.SpaceRow
+) -> Iterator[AnchorFinding]:
+    verdict = judge_relatedness(spaces.raw_anchors(services, x), spaces.raw_anchors(services, y))
+    if verdict == "unrelated":
+        yield AnchorFinding(
+            code="unrelated-spaces",
+            severity="error",
+            detail=f"rows of {x.encoder.name} and {y.encoder.name} agree no more than shuffled "
+            "rows: they are not the same items in the same order, or the encoders are unrelated. "
+            "Check how the vectors were matched, and create a new set",
+            encoders=[x.encoder.name, y.encoder.name],
+        )
+
+
+def are_few(anchors: int, dim: int) -> bool:
+    """Return whether a translation from or into `dim` dimensions needs more anchors."""
+    return anchors < max(FEWEST_DISTINCT, FEW_ANCHORS_SHARE * dim)
+
+
+def _check_size(space: tables.SpaceRow, size: int) -> Iterator[AnchorFinding]:
+    dim = space.encoder.dim
+    if size <= dim or size < FEWEST_DISTINCT:
+        is_few = are_few(size, dim)
+        rank = space.health["rank"]
+        yield AnchorFinding(
+            code="too-few-anchors",
+            severity="warning" if is_few else "info",
+            detail=f"{size} anchors span {rank} of {dim} dimensions"
+            + ("" if rank == dim else "; a translation loses the others")
+            + (". Add anchors" if is_few else ". More anchors translate better"),
+            encoders=[space.encoder.name],
+        )
+
+
+def _check_store(services: Services, space: tables.SpaceRow) -> Iterator[AnchorFinding]:
+    found = compare_space(services, space)
+    if found is not None and found.foreign is not None:
+        rows = found.foreign.nonzero().flatten().tolist()
+        yield AnchorFinding(
+            code="foreign-anchors",
+            severity="warning",
+            detail=found.coverage.detail.removesuffix("."),
+            encoders=[space.encoder.name],
+            rows=rows[:MAX_LISTED_ROWS],
+            count=len(rows),
+        )
+
+
+def _check_duplicates(space: tables.SpaceRow) -> Iterator[AnchorFinding]:
+    if count := space.health["duplicate_count"]:
+        yield AnchorFinding(
+            code="duplicates",
+            severity="warning",
+            detail="these anchors equal an earlier one and add nothing. Replace them",
+            encoders=[space.encoder.name],
+            rows=space.health["duplicates"][:MAX_LISTED_ROWS],
+            count=count,
+        )

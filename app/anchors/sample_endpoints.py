@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import ConfigDict, Field
 
 from app.anchors import samples
-from app.anchors.samples import StoreCoverageOut
+from app.anchors.samples import StoreCoverage
 from app.anchors.schemas import AnchorSet
 from app.errors import InvalidRequest, MissingField
 from app.http.bodies import json_body
@@ -40,7 +40,7 @@ class NewSample(Body):
 class SampledAnchorSet(AnchorSet):
     """The anchor set, and its anchors compared with the sample."""
 
-    coverage: StoreCoverageOut | None = Field(
+    coverage: StoreCoverage | None = Field(
         None, description="The encoder's anchors compared with the sample."
     )
 
@@ -79,9 +79,8 @@ def put_sample(
         vectors=body.vectors,
         store_size=body.store_size,
     )
-    coverage = None if found is None else StoreCoverageOut(**found.as_json())
     answer = SampledAnchorSet.model_validate(row)
-    answer.coverage = coverage
+    answer.coverage = None if found is None else found.coverage
     return answer
 
 

@@ -7,7 +7,7 @@ which anchors are foreign to it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, Field
@@ -34,58 +34,7 @@ SAMPLE_TENSOR = "sample"
 CACHED_COMPARISON_BYTES = 256
 
 
-@dataclass(frozen=True, eq=False)
-class StoreCoverage:
-    """The comparison of a space's anchors with the sample of a store; None: too few vectors.
-
-    sampled  the number of vectors of the sample
-    """
-
-    encoder: str
-    sampled: int
-    comparison: StoreComparison | None
-
-    @property
-    def has_foreign(self) -> bool:
-        return self.comparison is not None and self.comparison.has_foreign
-
-    def describe(self) -> str:
-        """Return what the comparison found, as sentences."""
-        if self.comparison is None:
-            return (
-                f"The sample of {self.encoder!r} has {self.sampled} vectors; a comparison with the "
-                f"anchors needs at least {FEWEST_SAMPLED} different ones. Send a larger sample."
-            )
-        found, total = self.comparison, len(self.comparison.foreign)
-        facts = (
-            f"{int(found.foreign.sum())} of {total} anchors are unlike the sample of the store by "
-            f"{self.encoder!r}"
-        )
-        if not found.has_foreign:
-            return (
-                f"{facts}. About {FOREIGN_LEVEL:.0%} are unlike it where all anchors are of the "
-                "store."
-            )
-        return (
-            f"{facts}. Foreign anchors make search results worse, so fits weigh them less. Add "
-            "anchors of the store."
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the comparison as JSON."""
-        found = self.comparison
-        verdict = "foreign-anchors" if self.has_foreign else "no-foreign-anchors"
-        return {
-            "encoder": self.encoder,
-            "sampled": self.sampled,
-            "verdict": "unknown" if found is None else verdict,
-            "foreign": None if found is None else int(found.foreign.sum()),
-            "share": None if found is None else found.share,
-            "detail": self.describe(),
-        }
-
-
-class StoreCoverageOut(BaseModel):
+class StoreCoverage(BaseModel):
     """The anchors compared with the sample of a store."""
 
     encoder: str = Field(description="Encoder of the sample.")
@@ -104,6 +53,17 @@ class StoreCoverageOut(BaseModel):
     detail: str = Field(description="The same in words.")
 
 
+@dataclass(frozen=True, eq=False)
+class ComparedSpace:
+    """What a sample says about the anchors of a space.
+
+    foreign  (k,) which anchors are unlike the store; None where too few are, or it is unknown
+    """
+
+    coverage: StoreCoverage
+    foreign: Tensor | None
+
+
 def sample_of(services: Services, space: tables.SpaceRow) -> Tensor | None:
     """Return the sample (n, d), float32, of the store; None without one."""
     if space.sample is None:
@@ -120,7 +80,7 @@ def put_sample(
     encoder: str,
     vectors: Tensor,
     store_size: int | None,
-) -> tuple[tables.AnchorSetRow, StoreCoverage | None]:
+) -> tuple[tables.AnchorSetRow, ComparedSpace | None]:
     """Store the sample of a space in place of an earlier one, and compare the anchors with it.
 
     Raises the not-found errors, AnchorsNotEmbedded, Overloaded, and the vector errors.
@@ -176,12 +136,12 @@ def _find(session: Session, project: str, anchor_set: str, encoder: str) -> tabl
     )
 
 
-def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage | None:
+def compare_space(services: Services, space: tables.SpaceRow) -> ComparedSpace | None:
     """Compare the anchors of a space with its sample. Returns None without a sample."""
     if space.sample is None:
         return None
 
-    def compare() -> StoreCoverage:
+    def compare() -> ComparedSpace:
         anchors, sample = spaces.raw_anchors(services, space), sample_of(services, space)
         assert sample is not None
         queries = _queries(services, space)
@@ -189,7 +149,9 @@ def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage |
             # Queries are unlike every store of documents.
             judged = None if queries is None else ~queries
             found = compare_with_store(anchors, sample, judged=judged)
-        return StoreCoverage(space.encoder.name, len(sample), found)
+        coverage = _describe(space.encoder.name, len(sample), found)
+        has_foreign = found is not None and found.has_foreign
+        return ComparedSpace(coverage, found.foreign if found and has_foreign else None)
 
     return services.cache.get_or_make(
         ("store coverage", space.id, space.blob, space.sample),
@@ -200,7 +162,7 @@ def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage |
 
 def compare_pair(
     services: Services, source: tables.SpaceRow, target: tables.SpaceRow
-) -> StoreCoverage | None:
+) -> ComparedSpace | None:
     """Compare a pair's anchors with the larger sample of both spaces. Returns None without one."""
     sampled = [space for space in (source, target) if space.sample is not None]
     if not sampled:
@@ -215,3 +177,33 @@ def _queries(services: Services, space: tables.SpaceRow) -> Tensor | None:
     if not roles:
         return None
     return torch.tensor([each == "query" for each in roles], dtype=torch.bool)
+
+
+def _describe(encoder: str, sampled: int, found: StoreComparison | None) -> StoreCoverage:
+    """Return the words of a comparison; None: the sample has too few different vectors."""
+    if found is None:
+        return StoreCoverage(
+            encoder=encoder,
+            sampled=sampled,
+            verdict="unknown",
+            foreign=None,
+            share=None,
+            detail=f"The sample of {encoder!r} has {sampled} vectors; a comparison with the "
+            f"anchors needs at least {FEWEST_SAMPLED} different ones. Send a larger sample.",
+        )
+    foreign, total = int(found.foreign.sum()), len(found.foreign)
+    what = (
+        "Foreign anchors make search results worse, so fits weigh them less. Add anchors of the "
+        "store."
+        if found.has_foreign
+        else f"About {FOREIGN_LEVEL:.0%} are unlike it where all anchors are of the store."
+    )
+    return StoreCoverage(
+        encoder=encoder,
+        sampled=sampled,
+        verdict="foreign-anchors" if found.has_foreign else "no-foreign-anchors",
+        foreign=foreign,
+        share=found.share,
+        detail=f"{foreign} of {total} anchors are unlike the sample of the store by {encoder!r}. "
+        f"{what}",
+    )

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from app.anchors import made_pairs, spaces
 from app.anchors.samples import sample_of
@@ -29,7 +28,7 @@ from app.translate import fit_anchors, queries
 from app.translate.maps import ServedMap
 
 #: a report of another version is measured again
-REPORT_VERSION = 8
+REPORT_VERSION = 9
 
 #: cache size of a report
 CACHED_REPORT_BYTES = 32 * 1024
@@ -119,39 +118,28 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
     On made pairs nothing is measured, because that would flatter: the report has the stored
     estimate of the alignment.
     """
-    source, target = (
-        spaces.raw_anchors(services, row.source).double(),
-        spaces.raw_anchors(services, row.target).double(),
-    )
+    count, index = row.source.anchor_set.size, default_index(row)
     estimate = made_pairs.estimate_of(row.source.anchor_set)
     if estimate is not None:
         return {
             **facts(row),
-            "anchors": len(source),
-            "distinct": None,
-            **_estimates_json(None, default_index(row)),
+            "anchors": count,
+            **_estimates_json(None, index),
             "alignment": estimate,
-            "source": _space_json(row.source, source),
-            "target": _space_json(row.target, target),
         }
     anchors = fit_anchors.stored_anchors(services, row)
-    x, y = anchors.of(source), anchors.of(target)
+    x, y = (
+        anchors.of(spaces.raw_anchors(services, space).double())
+        for space in (row.source, row.target)
+    )
     with services.take(services.turns.fits, row.project):
         held = crossfit.hold_out(row.method, x, y, row.options)
-        split = crossfit.cut_into_folds(source, target, folds=None, seed=0)
         basis = None
         if held is not None:
             partitions = more_partitions(held, row.method, x, y, row.options)
             gains = gains_of_all_anchors(row.method, x, y, row.options)
             basis = measure_curves(partitions, y, sample_of(services, row.target), gains=gains)
-        return {
-            **facts(row),
-            "anchors": len(source),
-            "distinct": None if split is None else int(split[0].sum()),
-            **_estimates_json(basis, default_index(row)),
-            "source": _space_json(row.source, source),
-            "target": _space_json(row.target, target),
-        }
+        return {**facts(row), "anchors": count, **_estimates_json(basis, index)}
 
 
 def facts(row: tables.TranslatorRow) -> dict[str, Any]:
@@ -196,17 +184,6 @@ def _estimate_json(basis: IndexCurves, index: int) -> dict[str, Any]:
     return {
         **vars(estimated),
         "measures": {name: each._asdict() for name, each in estimated.measures.items()},
-    }
-
-
-def _space_json(space: tables.SpaceRow, anchors: Tensor) -> dict[str, Any]:
-    health = space.health
-    return {
-        "encoder": space.encoder.name,
-        "dim": anchors.shape[1],
-        "rank": health["rank"],
-        "condition": health["condition"],
-        "duplicates": health["duplicate_count"],
     }
 
 

@@ -45,10 +45,10 @@ def find_anchors(
     """Return the anchors of a pair that are not foreign to the store; all without a sample, and
     where too few are left.
     """
-    coverage = compare_pair(services, source, target)
-    if coverage is None or coverage.comparison is None or not coverage.has_foreign:
+    found = compare_pair(services, source, target)
+    if found is None or found.foreign is None:
         return ALL_ANCHORS
-    counted = ~coverage.comparison.foreign
+    counted = ~found.foreign
     if int(counted.sum()) < FEWEST_DISTINCT:
         return ALL_ANCHORS
     return FitAnchors(counted, (sha256(counted.numpy().tobytes()).hexdigest(),))
@@ -84,8 +84,8 @@ def describe_anchors(services: Services, row: tables.TranslatorRow) -> dict[str,
 
     It is not a part of the stored report, because samples change.
     """
-    coverage = compare_pair(services, row.source, row.target)
-    if coverage is None:
+    found = compare_pair(services, row.source, row.target)
+    if found is None:
         return None
     count = len(stored_anchors(services, row).of(spaces.raw_anchors(services, row.source)))
-    return {"counted": count, "total": float(count), "store": coverage.as_json()}
+    return {"counted": count, "store": found.coverage.model_dump()}

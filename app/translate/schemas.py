@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from app.anchors.samples import StoreCoverageOut
+from app.anchors.samples import StoreCoverage
 from app.translate.fields import EstimateOut
-
-
-class TranslatorSpaceOut(BaseModel):
-    """The anchors of one of the two encoders."""
-
-    encoder: str = Field(description="Name of the encoder.")
-    dim: int = Field(description="Dimension of its vectors.")
-    rank: int = Field(description="Rank of the centred anchors.")
-    condition: float = Field(
-        description="Condition number: largest singular value over the smallest one kept."
-    )
-    duplicates: int = Field(description="Number of rows that equal an earlier row.")
 
 
 class FitWeightsOut(BaseModel):
@@ -27,12 +15,7 @@ class FitWeightsOut(BaseModel):
         description="Number of anchors that the fit is chosen and measured on: those that are not "
         "foreign."
     )
-    total: float = Field(
-        description="Sum of the anchors' weights in the fit; 1 for each anchor that is counted."
-    )
-    store: StoreCoverageOut | None = Field(
-        description="Comparison with the sample of a store. Null without a sample."
-    )
+    store: StoreCoverage = Field(description="Comparison with the sample of a store.")
 
 
 class AlignmentOut(BaseModel):
@@ -78,10 +61,6 @@ class TranslatorReportOut(BaseModel):
     """What to expect of a translator."""
 
     anchors: int = Field(description="Number of anchors.")
-    distinct: int | None = Field(
-        description="Number of anchors without those that repeat an earlier one on either side. "
-        "Null if too few are distinct."
-    )
     estimate: EstimateOut | None = Field(
         description="Expected quality in an index of `index` items. "
         "Null below 10 distinct anchors, or if a fold has only one distinct vector."
@@ -99,5 +78,3 @@ class TranslatorReportOut(BaseModel):
         description="The estimate of the alignment that made the anchors. Then nothing is measured "
         "on them: `estimate` is null. Null for known anchors.",
     )
-    source: TranslatorSpaceOut = Field(description="The source encoder's anchors.")
-    target: TranslatorSpaceOut = Field(description="The target encoder's anchors.")

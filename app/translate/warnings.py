@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from app.anchors import made_pairs, spaces
-from app.anchors.findings import are_few
+from app.anchors.report import are_few
 from app.anchors.samples import compare_pair
 from app.context import Services
 from app.db import tables
@@ -80,9 +80,9 @@ def warnings_about_pair(
             "have the same items in the same order: GET /anchor-sets/{name}/report says more."
         )
         found.insert(0, AnswerWarning("useless-anchors", text))
-    coverage = compare_pair(services, source, target)
-    if coverage is not None and coverage.has_foreign:
-        found.append(AnswerWarning("foreign-anchors", coverage.describe()))
+    compared = compare_pair(services, source, target)
+    if compared is not None and compared.foreign is not None:
+        found.append(AnswerWarning("foreign-anchors", compared.coverage.detail))
     return tuple(found)
 
 
