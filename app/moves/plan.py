@@ -259,10 +259,11 @@ def _document(
     """Return what `run` obeys, and what the plan estimates, as JSON."""
     target, rows = built.target.encoder, reading.facts.rows
     encodes = encode_speed(services, context, target, reading.texts)
+    translates = translate_speed(built.maps, reading)
     cost = estimate_cost(
         reading,
         target.dim,
-        translates=translate_speed(built.maps, reading),
+        translates=translates,
         encodes=encodes,
         re_embed=wanted.re_embed,
         rows_per_second=wanted.rows_per_second,
@@ -289,7 +290,9 @@ def _document(
         "re_embed": wanted.re_embed,
         "rows_per_second": wanted.rows_per_second,
         "batch": wanted.batch,
-        "advice": advice_document(advised, estimate, cost, reading, encodes),
+        "advice": advice_document(
+            advised["options"], estimate, reading, translates=translates, encodes=encodes
+        ),
         "cost": cost,
     }
 

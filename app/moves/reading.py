@@ -24,7 +24,7 @@ from app.errors import (
     NonFinite,
     StoreUnsupported,
 )
-from app.maths.relevance.advice import UNIT_COSTS, AdvisedOption
+from app.maths.relevance.advice import AdvisedOption
 from app.moves.maps import MigrationMaps
 from app.stores.port import Capabilities, Store, StoreFacts, StoreId, StoreVectors
 from app.types import EncoderKind, InputRole
@@ -141,9 +141,9 @@ def refuse_lengths(reading: StoreReading, keep_norms: bool) -> None:
 def translate_speed(maps: MigrationMaps, reading: StoreReading) -> float:
     """Return the rows a second of a page, after a first one that warms caches."""
     rows = reading.sample[:TIMED_TRANSLATIONS]
-    maps.translate(rows)
+    maps.forward.map_rows(rows)
     begun = time.perf_counter()
-    maps.translate(rows)
+    maps.forward.map_rows(rows)
     return len(rows) / max(time.perf_counter() - begun, 1e-9)
 
 
@@ -174,34 +174,23 @@ def estimate_cost(
     re_embed: float,
     rows_per_second: float | None,
 ) -> dict[str, Any]:
-    """Return seconds, writes and disk_bytes of the migration, and what they rest on."""
+    """Return the seconds of a run, without the writes and the index, and the disk_bytes.
+
+    translates, encodes  rows a second; None: unknown, and left out
+    """
     rows = reading.facts.rows
-    seconds = rows / translates
-    speeds: dict[str, float | None] = {
-        "read_rows_per_second": reading.read_per_second,
-        "translate_rows_per_second": translates,
-        "encode_rows_per_second": encodes,
-        "max_rows_per_second": rows_per_second,
-    }
-    if reading.read_per_second is not None:
-        seconds += rows / reading.read_per_second
+    seconds = seconds_to_translate(reading, translates)
     if rows_per_second is not None:
         seconds = max(seconds, rows / rows_per_second)
-    unknown = ["writes", "index"]
-    if re_embed:
-        if encodes is None:
-            unknown.append("encoding")
-        else:
-            seconds += rows / encodes
-    return {
-        "seconds": round(seconds, 3),
-        "writes": rows,
-        "disk_bytes": disk_bytes(reading, target_dim),
-        "seconds_from": {
-            **{name: None if speed is None else round(speed, 1) for name, speed in speeds.items()},
-            "not_included": unknown,
-        },
-    }
+    if re_embed and encodes is not None:
+        seconds += rows / encodes
+    return {"seconds": round(seconds, 3), "disk_bytes": disk_bytes(reading, target_dim)}
+
+
+def seconds_to_translate(reading: StoreReading, translates: float) -> float:
+    """Return the seconds to read all rows, where that speed is known, and to translate them."""
+    speeds = [speed for speed in (reading.read_per_second, translates) if speed is not None]
+    return sum(reading.facts.rows / speed for speed in speeds)
 
 
 def disk_bytes(reading: StoreReading, target_dim: int) -> int:
@@ -217,36 +206,27 @@ def disk_bytes(reading: StoreReading, target_dim: int) -> int:
 
 
 def advice_document(
-    found: Mapping[str, Any],
+    options: Sequence[Mapping[str, Any]],
     estimate: Mapping[str, Any] | None,
-    cost: Mapping[str, Any],
     reading: StoreReading,
+    *,
+    translates: float,
     encodes: float | None,
 ) -> list[dict[str, Any]]:
-    """Return the options of an advice with their costs in this store, best first."""
-    rows = reading.facts.rows
-    translate_s = sum(
-        rows / speed
-        for name in ("read_rows_per_second", "translate_rows_per_second")
-        if (speed := cost["seconds_from"][name])
-    )
+    """Return the options of an advice with their seconds and fidelity in this store."""
+    encode_s = None if encodes is None else round(reading.facts.rows / encodes, 3)
     seconds: dict[AdvisedOption, float | None] = {
-        "translate": round(translate_s, 3),
-        "re-embed": None if encodes is None else round(rows / encodes, 3),
+        "translate": round(seconds_to_translate(reading, translates), 3),
+        "re-embed": encode_s,
     }
-
-    kept = ["name", "possible", "reason", "certainty", "ndcg_10", "over_keep", "writes"]
-    kept += ["encodings", "encodings_per_query", "texts_per_query"]
-
-    def describe(option: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            **{name: option[name] for name in kept},
+    return [
+        {
+            **option,
             "fidelity": fidelity(option["name"], estimate),
             "seconds": seconds.get(option["name"], 0.0),
-            "disk_bytes": UNIT_COSTS[option["name"]][0] * int(cost["disk_bytes"]),
         }
-
-    return [describe(option) for option in found["options"]]
+        for option in options
+    ]
 
 
 def fidelity(name: AdvisedOption, estimate: Mapping[str, Any] | None) -> float | None:

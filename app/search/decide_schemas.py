@@ -140,13 +140,6 @@ class OptionRelevanceOut(RelevanceMeasures):
     )
 
 
-class WeightNdcg(BaseModel):
-    """nDCG@10 of fuse by one weight, over all judged queries."""
-
-    weight: float = Field(description="Weight of the new scores.")
-    ndcg_10: float = Field(description="Mean over the queries, also those that chose the weight.")
-
-
 class FuseOut(BaseModel):
     """The weight of the new scores in `fuse`."""
 
@@ -156,7 +149,6 @@ class FuseOut(BaseModel):
         "`default`: a single query leaves nothing to choose on."
     )
     default_weight: float = Field(description="The weight that is safe without judgements.")
-    by_weight: list[WeightNdcg] = Field(description="nDCG@10 of each weight.")
 
 
 class RelevanceOut(BaseModel):
@@ -174,8 +166,6 @@ class RelevanceOut(BaseModel):
         description="Number of queries without a relevant document. They are left out."
     )
     documents: int = Field(description="Number of documents.")
-    anchors: int = Field(description="Number of anchors of the set.")
-    anchor_documents: int = Field(description="Number of documents whose vector is an anchor's.")
     candidates: int = Field(description="Number of candidates of each search of the store.")
     results: dict[SearchOption, OptionRelevanceOut] = Field(
         description="The options whose vectors the request has."
@@ -193,13 +183,11 @@ Neighbours = Annotated[int, Field(ge=1, le=100)]
 
 
 class QualityOut(BaseModel):
-    """Quality over `n` items, with a 95 % interval for each measure.
+    """Quality over `n` items by `k` neighbours, with a 95 % interval for each measure.
 
     Vectors are centred on the anchors' mean.
     """
 
-    n: int = Field(description="Number of items measured.")
-    k: int = Field(description="Number of neighbours for `recall` and the Jaccard index.")
     cosine: float = Field(
         description="Mean centred cosine to the item's own vector, -1 to 1: of both vectors less "
         "the anchors' mean. `plain_cosine` is usually higher."
@@ -334,19 +322,9 @@ class AdvisedOptionOut(BaseModel):
     writes: int | None = Field(description="Writes to the store. Null without `corpus_size`.")
     encodings: int | None = Field(description="Items to encode. Null without `corpus_size`.")
     encodings_per_query: int = Field(description="Encodings of each query.")
-    texts_per_query: float = Field(
+    texts_per_query: int = Field(
         description="Most texts that `native` embeds for each query. Each text is embedded once, "
         "so more queries embed fewer."
-    )
-    seconds: float | None = Field(
-        description="Time to encode. Null: unknown, as is the time to write to the store."
-    )
-    price: float | None = Field(
-        description="Price of encodings and writes, in the unit of the request's prices. "
-        "Null: unknown."
-    )
-    price_per_thousand_queries: float | None = Field(
-        description="Price of the texts that `native` embeds for 1,000 queries. Null: unknown."
     )
 
 

@@ -10,12 +10,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from app.anchors import spaces
 from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders import incoming
 from app.errors import InvalidRequest, MissingField, blaming
-from app.maths.quality.metrics import bootstrap_interval, cosine_blocks
+from app.maths.quality.metrics import bootstrap_interval
 from app.maths.relevance.fuse_weight import WEIGHT_GRID, choose_weight, native_weight, weights_with
 from app.maths.relevance.options import (
     NATIVE_OPTIONS,
@@ -49,9 +48,6 @@ ITEMS = ("queries", "old_queries", "documents", "native_documents")
 
 #: multiplications in the time that one query's native scores are ordered
 MULTIPLICATIONS_PER_BLOCK = 2**22
-
-#: cosine above which a document is an anchor: float16 rounds to about 1e-6 less than 1
-SAME_DIRECTION = 1 - 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +119,6 @@ class JudgedTask:
         `translators.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
         """
         there, back = _fit_both(services, context, self)
-        raw = spaces.raw_anchors(services, self.source)
         default, _ = default_weight_of(services, self.source, self.target)
         difference = difference_of(self.source.encoder, self.target.encoder)
         with services.take(services.turns.evaluations, context.project):
@@ -139,7 +134,6 @@ class JudgedTask:
                 on_progress=lambda done: on_progress(done, self.steps),
             )
             values, fuse = _choose_fusion(measured, weight, default)
-            documents = self.items.get("documents")
             return {
                 "source": self.request.source,
                 "target": self.request.target,
@@ -151,8 +145,6 @@ class JudgedTask:
                 "queries": self.steps,
                 "unjudged": self.queries - self.steps,
                 "documents": self.judged.size,
-                "anchors": len(raw),
-                "anchor_documents": 0 if documents is None else _count_anchors(documents, raw),
                 "candidates": self.candidates,
                 "results": _describe_options(values),
                 "missing": _missing_fields(self.items),
@@ -377,15 +369,10 @@ def _choose_fusion(
             held_out = torch.full((len(by_weight),), place)
             chosen_by = "default" if given is None else "request"
         values["fuse"] = tables_by_weight[torch.arange(len(by_weight)), held_out]
-        means = by_weight.mean(dim=0).tolist()
         fuse = {
             "weight": weights[place],
             "weight_chosen_by": chosen_by,
             "default_weight": default,
-            "by_weight": [
-                {"weight": weight, "ndcg_10": mean}
-                for weight, mean in zip(weights, means, strict=True)
-            ],
         }
     return {option: values[option] for option in SEARCH_OPTIONS if option in values}, fuse
 
@@ -407,13 +394,3 @@ def _means(table: Float64[Tensor, "n 3"]) -> dict[str, Any]:
     low, high = (each.tolist() for each in bootstrap_interval(table))
     intervals = {name: [low[i], high[i]] for i, name in enumerate(MEASURES)}
     return {**dict(zip(MEASURES, table.mean(dim=0).tolist(), strict=True)), "intervals": intervals}
-
-
-def _count_anchors(documents: Tensor, anchors: Tensor) -> int:
-    """The number of documents with the direction of an anchor: a store may have scaled them."""
-    known = torch.nn.functional.normalize(anchors.double(), dim=1)
-    directions = torch.nn.functional.normalize(documents.double(), dim=1)
-    return sum(
-        int((block.amax(dim=1) > SAME_DIRECTION).sum())
-        for _, block in cosine_blocks(directions, known)
-    )

@@ -206,16 +206,14 @@ def _measure(
         cosines=cosines,
         mean=mean,
     )
-    return {kind: _describe(measures[kind], len(native), k) for kind in QUERY_KINDS}
+    return {kind: _describe(measures[kind]) for kind in QUERY_KINDS}
 
 
-def _describe(measures: Mapping[str, Tensor], n: int, k: int) -> dict[str, Any]:
+def _describe(measures: Mapping[str, Tensor]) -> dict[str, Any]:
     """The means of the items' measures, and their 95 % bootstrap intervals."""
     table = torch.stack(list(measures.values()), dim=1)
     ends = zip(*(end.tolist() for end in bootstrap_interval(table)), strict=True)
     return {
-        "n": n,
-        "k": k,
         **{name: float(values.mean()) for name, values in measures.items()},
         "intervals": dict(zip(measures, map(list, ends), strict=True)),
     }

@@ -99,12 +99,9 @@ def test_a_plan_says_everything_that_run_and_a_person_need(table: Table) -> None
     assert options["translate"]["writes"] == ROWS
     assert options["translate"]["fidelity"] == plan["estimate"]["recall"]
     assert "search-works" in [note["code"] for note in plan["notes"]]
-    cost, speeds = plan["cost"], plan["cost"]["seconds_from"]
-    assert (cost["seconds"] >= ROWS / 100, cost["writes"]) == (True, ROWS)
-    assert cost["disk_bytes"] >= ROWS * NEW_DIM * 4
-    assert min(speeds["read_rows_per_second"], speeds["translate_rows_per_second"]) > 0
-    assert speeds["encode_rows_per_second"] is None
-    assert speeds["not_included"] == ["writes", "index"]
+    assert plan["cost"]["seconds"] >= ROWS / 100
+    assert plan["cost"]["disk_bytes"] >= ROWS * NEW_DIM * 4
+    assert (options["translate"]["seconds"] > 0, options["re-embed"]["seconds"]) == (True, None)
 
 
 def test_a_plan_makes_long_fits_itself(table: Table) -> None:

@@ -30,14 +30,6 @@ def test_an_option_without_its_vectors_says_what_is_missing(evaluate):
     assert all(each["over_keep"] is None for each in body["results"].values())
 
 
-def test_documents_that_are_anchors_are_counted(evaluate, embeddings):
-    documents = embeddings["first"] * 3.0
-    documents[3:] += 1.0
-    body = good(evaluate(documents=documents.tolist()))
-    assert (body["anchors"], body["anchor_documents"]) == (40, 3)
-    assert good(evaluate())["anchor_documents"] == 40
-
-
 def test_a_job_has_the_answer_of_a_request_as_its_result(evaluate, stocked, finished):
     graded = [{"query": "q3", "document": 7, "grade": 3}, {"query": "q5", "document": 7}]
     ids = {"query_ids": IDS, "judgements": graded}
