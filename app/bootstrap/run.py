@@ -111,7 +111,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
     arguments, context = job.arguments, RequestContext.of_job(job)
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
-    method = arguments.get("method", "self-learning")  # jobs of earlier versions name none
+    method = arguments["method"]
     run, is_alignment = Run(services, job, progress), method == made_pairs.ALIGNMENT
     if is_alignment:
         made = _align_by_seeds(run) if run.seeds else _align_by_shape(run)

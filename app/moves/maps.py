@@ -155,13 +155,6 @@ class MigrationMaps:
     def nbytes(self) -> int:
         return self.forward.nbytes + self.backward.nbytes
 
-    def translate(self, vectors: StoreVectors) -> StoreVectors:
-        """Return the vectors (n, d_source) in the target's space: zero where there is no direction.
-
-        A row that equals an anchor gets the anchor's native vector.
-        """
-        return self.forward.map_rows(vectors).vectors
-
 
 @dataclass(frozen=True, eq=False)
 class BuiltMaps:

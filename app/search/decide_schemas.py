@@ -161,9 +161,8 @@ class RelevanceOut(BaseModel):
     bridge: str | None = Field(description="Id of the translator of the queries, target to source.")
     method: str | None = Field(description="Method that fitted the translator; never `auto`.")
     options: dict[str, Any] | None = Field(description="All options of the method.")
-    queries: int = Field(description="Number of queries with a relevant document.")
-    unjudged: int = Field(
-        description="Number of queries without a relevant document. They are left out."
+    queries: int = Field(
+        description="Number of queries with a relevant document. Others are left out."
     )
     documents: int = Field(description="Number of documents.")
     candidates: int = Field(description="Number of candidates of each search of the store.")
@@ -259,14 +258,6 @@ class EvaluationOut(BaseModel):
     n: int = Field(description="Number of items.")
     index: int = Field(description="Number of rows searched.")
     k: int = Field(description="Number of neighbours.")
-    at_mean: int = Field(
-        description="Number of items whose vector equals the anchors' mean. "
-        "They become the target's mean."
-    )
-    outside: int = Field(
-        description="Number of items whose direction the anchors do not span. "
-        "They become the target's mean."
-    )
     translated: QualityOut = Field(description="Quality of the translated vectors.")
     do_nothing: QualityOut = Field(
         description="Quality of the source vectors without translation, cut or padded with zeros."

@@ -56,7 +56,6 @@ class JudgedTask:
 
     items       queries (q, d_y) and native_documents (m, d_y) by the target, old_queries (q, d_x)
                 and documents (m, d_x) by the source: those that the client sent
-    queries     judged or not
     weight      of the new scores in fuse; None: chosen
     candidates  of each search of the store
     """
@@ -64,7 +63,6 @@ class JudgedTask:
     request: FitRequest
     items: Mapping[str, Tensor]
     judged: Judgements
-    queries: int
     weight: float | None
     candidates: int
     source: tables.SpaceRow
@@ -143,7 +141,6 @@ class JudgedTask:
                 "method": there and there.method,
                 "options": there and dict(there.options),
                 "queries": self.steps,
-                "unjudged": self.queries - self.steps,
                 "documents": self.judged.size,
                 "candidates": self.candidates,
                 "results": _describe_options(values),
@@ -164,9 +161,7 @@ def check_judged(services: Services, project: str, body: EvaluateRequest) -> Jud
     sent = {name: rows for name, rows in sent.items() if rows is not None}
     source, target, items, counts = _check_items(services, project, request, sent)
     judged = _read_judgements(body, *counts)
-    return JudgedTask(
-        request, items, judged, counts[0], body.weight, body.candidates, source, target
-    )
+    return JudgedTask(request, items, judged, body.weight, body.candidates, source, target)
 
 
 def judged_of_job(
@@ -182,7 +177,7 @@ def judged_of_job(
     columns = [tensors.pop(f"judged.{name}") for name in ("queries", "documents", "grades")]
     source, target, items, counts = _check_items(services, project, request, tensors)
     judged = collect(*columns, size=counts[1])
-    return JudgedTask(request, items, judged, counts[0], weight, candidates, source, target)
+    return JudgedTask(request, items, judged, weight, candidates, source, target)
 
 
 def _check_items(

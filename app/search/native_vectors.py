@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import anyio
 import numpy as np
@@ -30,14 +29,12 @@ from app.ops import metrics
 from app.search import queries
 from app.search.queries import StoreRowId, row_digest
 from app.search.schemas import NativeOut
+from app.translate.warnings import AnswerWarning
 
 log = logging.getLogger("anchorage.native")
 
 #: how long texts are still embedded for the next request, after the deadline of this one
 LATE_S = 10.0
-
-#: why texts have no native vector: code and detail of a warning
-Shortfall = tuple[Literal["native-budget", "native-deadline", "native-unavailable"], str]
 
 #: what the other candidates of a search have
 OTHERS = "The other candidates keep the places that their known scores predict."
@@ -49,7 +46,7 @@ class NativeVectors:
 
     vectors: Sequence[Tensor | None]
     counts: NativeOut
-    shortfall: Shortfall | None = None
+    shortfall: AnswerWarning | None = None
 
 
 async def native_vectors(
@@ -76,7 +73,7 @@ async def native_vectors(
     stored: Mapping[bytes, Tensor] = {}
     made: Mapping[bytes, Tensor] = {}
     partly: set[bytes] = set()
-    shortfall: Shortfall | None = (
+    shortfall: AnswerWarning | None = AnswerWarning(
         "native-deadline",
         f"The encoder {encoder.name!r} did not embed all texts within {deadline_s * 1e3:.0f} ms. "
         f"{OTHERS}",
@@ -89,7 +86,7 @@ async def native_vectors(
             embed = partial(_embed, services, context, encoder, left, owners, ends + LATE_S)
             made, partly, shortfall = await to_thread.run_sync(embed, abandon_on_cancel=True)
     except AnchorageError as error:
-        shortfall = ("native-unavailable", f"{error.detail} {OTHERS}")
+        shortfall = AnswerWarning("native-unavailable", f"{error.detail} {OTHERS}")
     long = {digest for digest, text in zip(digests, texts, strict=True) if len(text or "") > most}
     found = {**stored, **made}
     vectors = [None if digest is None else found.get(digest) for digest in digests]
@@ -206,7 +203,7 @@ def _embed(
     texts: Mapping[bytes, str],
     rows: Mapping[bytes, StoreRowId],
     until: float,
-) -> tuple[dict[bytes, Tensor], set[bytes], Shortfall | None]:
+) -> tuple[dict[bytes, Tensor], set[bytes], AnswerWarning | None]:
     """Encode and store texts within the project's budget.
 
     until  when encoding stops, by time.monotonic()
@@ -221,10 +218,10 @@ def _embed(
     if not texts:
         return {}, set(), None
     budget = services.native_budget
-    shortfall: Shortfall | None = None
+    shortfall: AnswerWarning | None = None
     allowed = budget.spend(context.project, len(texts))
     if allowed < len(texts):
-        shortfall = (
+        shortfall = AnswerWarning(
             "native-budget",
             f"The project may have {budget.a_minute:,} texts a minute and {budget.a_day:,} a day "
             f"embedded for native scores, and has used them. {OTHERS}",

@@ -77,7 +77,30 @@ class NativeOut(BaseModel):
     )
 
 
-class StoreSearchRequest(Body):
+class Queries(Body):
+    """Queries by the new encoder, and how they are scored."""
+
+    queries: Vectors = Field(None, description="Vectors of the queries by the target encoder.")
+    inputs: Inputs | None = Field(None, description="Queries that the service encodes.")
+    input_type: Role = "query"
+    old_queries: Vectors = Field(
+        None,
+        description="`fuse`: vectors of the queries by the old encoder. "
+        "Default: the old encoder encodes `inputs`.",
+    )
+    weight: Share | None = Field(
+        None,
+        description="`fuse`: weight of the new score, 0 to 1; the old score has the rest. "
+        "Default: the service chooses it, and `weight_chosen_by` says how.",
+    )
+    native_deadline_ms: Annotated[int, Field(ge=50, le=30_000)] = Field(
+        2_000,
+        description="How long native vectors are waited for, 50 to 30,000 ms. After that, the "
+        "other candidates keep their translated scores, and the answer has a warning.",
+    )
+
+
+class StoreSearchRequest(Queries):
     """Queries by the new encoder, for a store that holds vectors of another one.
 
     Send exactly one of `queries` and `inputs`.
@@ -97,9 +120,6 @@ class StoreSearchRequest(Body):
         description="Anchor set that the store's encoder and `target` embedded. Default: the set "
         "of the store's migration to `target`.",
     )
-    queries: Vectors = Field(None, description="Vectors of the queries by the target encoder.")
-    inputs: Inputs | None = Field(None, description="Queries that the service encodes.")
-    input_type: Role = "query"
     mode: StoreSearchMode | None = Field(
         None,
         description="`cascade`: the translated query fetches candidates, whose stored vectors are "
@@ -121,15 +141,6 @@ class StoreSearchRequest(Body):
     filter: Annotated[Any, AfterValidator(_check_filter)] = Field(
         None, description="Filter in the store's own language, as JSON."
     )
-    old_queries: Vectors = Field(
-        None,
-        description="`fuse`: vectors of the queries by the store's encoder. Default: that encoder "
-        "encodes `inputs`.",
-    )
-    weight: Share | None = Field(
-        None,
-        description="`fuse`: weight of the new score, 0 to 1. Default: the service chooses it.",
-    )
     method: MethodName | None = Field(
         None, description="How translators are fitted. Default: as the migration, else `auto`."
     )
@@ -142,11 +153,6 @@ class StoreSearchRequest(Body):
         "best ones by the scores known before. They come first, ordered by their native scores, "
         "and in `fuse` by the old scores too. Default: 20 where the store has a `text_field` and "
         "the service runs the encoder in its own process, else 0.",
-    )
-    native_deadline_ms: Annotated[int, Field(ge=50, le=30_000)] = Field(
-        2_000,
-        description="How long the search waits for native vectors, 50 to 30,000 ms. After that, "
-        "the other candidates keep their translated scores, and the answer has a warning.",
     )
     payload: bool = Field(False, description="Whether results have the store's payloads.")
     exact: bool = Field(
@@ -271,7 +277,7 @@ def _decode_candidates(each: list[QueryCandidates]) -> list[QueryCandidates]:
     return each
 
 
-class RescoreRequest(PairRequest):
+class RescoreRequest(PairRequest, Queries):
     """Queries by the new encoder, and candidates as the store holds them: by the old encoder.
 
     Send exactly one of `queries` and `inputs`. `source` is the old encoder, `target` the new one.
@@ -299,9 +305,6 @@ class RescoreRequest(PairRequest):
         description="Name of an anchor set that both encoders embedded. `mode: fuse` needs none "
         "where the candidates have `texts` for `native`: old and native scores order them.",
     )
-    queries: Vectors = Field(None, description="Vectors of the queries by the target encoder.")
-    inputs: Inputs | None = Field(None, description="Queries that the service encodes.")
-    input_type: Role = "query"
     candidates: Annotated[
         list[QueryCandidates],
         AfterValidator(_decode_candidates),
@@ -315,26 +318,11 @@ class RescoreRequest(PairRequest):
             "standardised over the query's candidates."
         ),
     ] = "cascade"
-    old_queries: Vectors = Field(
-        None,
-        description="`fuse`: vectors of the queries by the source encoder. "
-        "Default: the source encoder encodes `inputs`.",
-    )
-    weight: Share | None = Field(
-        None,
-        description="`fuse`: weight of the new score, 0 to 1; the old score has the rest. "
-        "Default: the service chooses it, and `weight_chosen_by` says how.",
-    )
     native: Annotated[int, Field(ge=0, le=MAX_NATIVE)] | None = Field(
         None,
         description="Candidates of each query whose `texts` the target encoder embeds, 0 to 200: "
         "the best ones by the scores known before. They come first, ordered by their native "
         "scores, and in `fuse` by the old scores too. Default: 20 with `texts`, else 0.",
-    )
-    native_deadline_ms: Annotated[int, Field(ge=50, le=30_000)] = Field(
-        2_000,
-        description="How long native vectors are waited for, 50 to 30,000 ms. After that, the "
-        "other candidates keep their translated scores, and the answer has a warning.",
     )
     limit: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
         None, description="Most results of each query. Default: all candidates."

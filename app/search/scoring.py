@@ -35,7 +35,7 @@ from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, nat
 from app.maths.relevance.native import order_block
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import no_flags
-from app.search.native_vectors import OTHERS, NativeVectors, Shortfall, native_vectors
+from app.search.native_vectors import OTHERS, NativeVectors, native_vectors
 from app.search.queries import StoreRowId, row_digest
 from app.search.schemas import NativeOut, RescoreRequest, StoreSearchRequest, WeightSource
 from app.stores.port import Hits
@@ -269,22 +269,16 @@ async def score_candidates(
         native = None
     else:
         native_weighting = _native_weight(scoring)
+        olds = None if old is None else torch.split(old, list(counts))
         ordered, made = await _order_natively(
-            services,
-            context,
-            scoring.encoders[1],
-            scoring.queries,
-            scoring.native,
-            parts,
-            None if old is None else torch.split(old, list(counts)),
-            native_weighting[0],
+            services, context, scoring, scoring.native, parts, olds, native_weighting[0]
         )
         if old is not None and any(bool(is_native.any()) for *_, is_native in ordered):
             weight, chosen_by = native_weighting
         results = [ScoredQuery(*(part[: scoring.limit] for part in each)) for each in ordered]
         native = made.counts
         if made.shortfall is not None:
-            warnings.append(AnswerWarning(*made.shortfall))
+            warnings.append(made.shortfall)
     return Scored(results, scoring.served, weight, chosen_by, translated, native, warnings)
 
 
@@ -320,8 +314,7 @@ def _score(
 async def _order_natively(
     services: Services,
     context: RequestContext,
-    encoder: tables.EncoderRow,
-    queries: Tensor,
+    scoring: Scoring,
     request: NativeScoring,
     base: Sequence[Tensor],
     old: Sequence[Tensor] | None,
@@ -329,9 +322,8 @@ async def _order_natively(
 ) -> tuple[list[tuple[Tensor, Tensor, Tensor]], NativeVectors]:
     """Embed the texts of the first candidates, and order all.
 
-    queries  (q, d) by the encoder
-    base     for each query, (m,) the best scores known before
-    old      for each query, (m,) the old encoder's scores, which count too; None: they do not
+    base  for each query, (m,) the best scores known before
+    old   for each query, (m,) the old encoder's scores, which count too; None: they do not
 
     Return for each query (m,) positions, best first, their scores, and whether these are native.
     """
@@ -340,7 +332,7 @@ async def _order_natively(
     for scores, first in zip(base, firsts, strict=True):
         wanted += (first + start).tolist()
         start += len(scores)
-    made = await _read_and_embed(services, context, encoder, request, wanted)
+    made = await _read_and_embed(services, context, scoring.encoders[1], request, wanted)
     ordered = []
     done = 0
     for query, first in enumerate(firsts):
@@ -350,7 +342,9 @@ async def _order_natively(
         known = [place for place, vector in enumerate(vectors) if vector is not None]
         if known:
             rows = torch.stack([each for each in vectors if each is not None])
-            native[first[known]] = maths.cosines(queries[query : query + 1], rows, [len(known)])
+            native[first[known]] = maths.cosines(
+                scoring.queries[query : query + 1], rows, [len(known)]
+            )
         order, scores = order_block(
             base[query], native, len(first), None if old is None else old[query], weight
         )
@@ -377,7 +371,7 @@ async def _read_and_embed(
     except AnchorageError as error:
         detail = f"The store returned no texts. {error.detail}"
     if read is None:
-        shortfall: Shortfall = ("native-unavailable", f"{detail} {OTHERS}")
+        shortfall = AnswerWarning("native-unavailable", f"{detail} {OTHERS}")
         return NativeVectors([None] * len(wanted), _none(len(wanted)), shortfall)
     texts, rows = read
     left = max(0.001, ends - time.monotonic())

@@ -17,8 +17,7 @@ from app.encoders import incoming
 from app.errors import InvalidRequest, MissingField, blaming
 from app.maths.quality import metrics
 from app.maths.quality.metrics import CosineBlockFunction, bootstrap_interval
-from app.maths.translators.decoder import TranslatedRows
-from app.maths.translators.translator import Translator, apply
+from app.maths.translators.translator import apply
 from app.translate import fit as translators
 from app.translate.maps import FitRequest
 
@@ -103,8 +102,9 @@ class EvaluationTask:
         cosines = _report_cosines(on_progress, self.steps)
         fitted = translators.fit(services, context, self.source, self.target, request)
         with services.take(services.turns.evaluations, context.project):
-            translation = _translate(fitted.translator, items["vectors"])
-            measures = _measure(items, self.k, translation, y.mean, cosines)
+            with blaming("vectors"):
+                translated = apply(fitted.translator, items["vectors"]).vectors
+            measures = _measure(items, self.k, translated, y.mean, cosines)
             return {
                 **about,
                 "translator": fitted.id,
@@ -113,8 +113,6 @@ class EvaluationTask:
                 "n": len(items["vectors"]),
                 "index": self.index,
                 "k": self.k,
-                "at_mean": int(translation.at_mean.sum()),
-                "outside": int(translation.outside.sum()),
                 **measures,
             }
 
@@ -178,23 +176,17 @@ def _neighbours(items: Mapping[str, Tensor], k: int | None) -> int:
     return min(metrics.DEFAULT_NEIGHBOURS, others) if k is None else k
 
 
-def _translate(translator: Translator, vectors: Tensor) -> TranslatedRows:
-    """Translate the vectors."""
-    with blaming("vectors"):
-        return apply(translator, vectors)
-
-
 def _measure(
     items: Mapping[str, Tensor],
     k: int,
-    translation: TranslatedRows,
+    translated: Tensor,
     mean: Float64[Tensor, " dy"],
     cosines: CosineBlockFunction,
 ) -> dict[str, dict[str, Any]]:
     """Measure each kind of queries, centred on the target's anchors."""
     corpus, native = items.get("corpus"), items["native"].double() - mean
     queries = {
-        "translated": translation.vectors.double() - mean,
+        "translated": translated.double() - mean,
         "do_nothing": metrics.do_nothing(items["vectors"].double(), len(mean)) - mean,
         "native": native,
     }

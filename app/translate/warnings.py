@@ -30,7 +30,6 @@ WarningCode = Literal[
     "native-budget",
     "native-deadline",
     "native-unavailable",
-    "comparison-skipped",
     "encoder-changed",
 ]
 

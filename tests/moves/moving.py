@@ -207,7 +207,7 @@ def begin_moving(
 
 def expected(moving: Moving, vectors: np.ndarray) -> np.ndarray:
     """The new vectors that an undisturbed run gives these old ones."""
-    return moving.maps.translate(vectors)
+    return moving.maps.forward.map_rows(vectors).vectors
 
 
 def same(moving: Moving, vectors: np.ndarray) -> bool:

@@ -44,6 +44,6 @@ def test_rows_with_a_text_get_the_targets_own_vectors_and_anchors_keep_theirs(
     native = encoding.encode(services, CONTEXT, minilm, cut).vectors.numpy()
     assert np.allclose([found[0], found[2]], native, atol=1e-5)
     assert np.allclose(found[4], anchors["minilm"][0], atol=1e-5)
-    translated = moving.maps.translate(vectors[[3, 5]])
+    translated = moving.maps.forward.map_rows(vectors[[3, 5]]).vectors
     assert np.allclose([found[3], found[5]], translated, atol=1e-5)
     services.stores.close()

@@ -41,10 +41,12 @@ def test_another_process_translates_alike(paired: Services) -> None:
     built = build_maps(paired, CONTEXT, REQUEST)
     vectors = some(50, 6, 20).numpy()
     loaded = load_maps(another_process(paired), row_of(built.digest))
-    assert np.array_equal(loaded.translate(vectors), built.maps.translate(vectors))
+    assert np.array_equal(
+        loaded.forward.map_rows(vectors).vectors, built.maps.forward.map_rows(vectors).vectors
+    )
     expected = apply(built.maps.forward.translator, torch.from_numpy(vectors)).vectors
-    assert np.array_equal(loaded.translate(vectors), expected.numpy())
-    back = loaded.backward.map_rows(loaded.translate(vectors)).vectors
+    assert np.array_equal(loaded.forward.map_rows(vectors).vectors, expected.numpy())
+    back = loaded.backward.map_rows(loaded.forward.map_rows(vectors).vectors).vectors
     assert back.dtype == np.float32
     cosines = torch.cosine_similarity(torch.from_numpy(back), torch.from_numpy(vectors))
     assert cosines.mean() > 0.8
@@ -76,7 +78,7 @@ def test_no_vector_stops_a_page(
     worker = replace(another_process(paired), device=device)
     maps = load_maps(worker, row_of(built.digest))
     vectors = some(MAPPED_ROWS + 300, 6, 40).numpy()
-    alone = built.maps.translate(vectors)
+    alone = built.maps.forward.map_rows(vectors).vectors
     assert (np.linalg.norm(alone, axis=1) > 0).all()
     wrong = [0, 5, 7, 11, MAPPED_ROWS + 2]
     vectors[0] = 0.0

@@ -96,7 +96,7 @@ def test_rows_that_no_trigger_saw_are_found_and_copied_again(filled: Moving) -> 
 
 def test_a_store_is_verified_after_a_cutover_and_a_rollback_too(verified: Moving) -> None:
     steps.take_step(verified.services, CONTEXT, verified.id, "cutover")
-    new = verified.maps.translate(old_vectors(4, 93))
+    new = verified.maps.forward.map_rows(old_vectors(4, 93)).vectors
     verified.insert(ROWS, new)
     assert found(verified)["passed"]
     steps.take_step(verified.services, CONTEXT, verified.id, "rollback")
