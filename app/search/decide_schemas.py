@@ -41,10 +41,7 @@ class CompareRequest(Body):
 #: most judgements of a request
 MAX_JUDGEMENTS = 100_000
 
-RowOrText = Annotated[int, Field(ge=0, lt=2**31)] | Annotated[str, Field(max_length=200)]
-Ids = Annotated[
-    list[Annotated[str, Field(max_length=200)]], Field(fail_fast=True, max_length=2**20)
-]
+Row = Annotated[int, Field(ge=0, lt=2**31)]
 MeasureIntervals = Annotated[
     dict[str, tuple[float, float]],
     Field(description="95 % bootstrap interval of each mean over the queries, [low, high]."),
@@ -54,12 +51,8 @@ MeasureIntervals = Annotated[
 class Judgement(Body):
     """What a person thinks of a document as a result of a query. A click has no grade."""
 
-    query: RowOrText = Field(
-        description="Row of the query, from 0; with `query_ids`, its id.", examples=[0]
-    )
-    document: RowOrText = Field(
-        description="Row of the document, from 0; with `document_ids`, its id.", examples=[2]
-    )
+    query: Row = Field(description="Row of the query, from 0.", examples=[0])
+    document: Row = Field(description="Row of the document, from 0.", examples=[2])
     grade: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
         1.0,
         description="Gain of the document. 0: not relevant, as are all documents without a "
@@ -95,12 +88,6 @@ class JudgedFields(Body):
         description="Vectors of the same documents by the target encoder, to measure "
         "`native-cascade`, `native-fuse` and `re-embed`. "
         "Only with `judgements`.",
-    )
-    query_ids: Ids | None = Field(
-        None, description="Ids of the queries. Default: judgements name rows."
-    )
-    document_ids: Ids | None = Field(
-        None, description="Ids of the documents. Default: judgements name rows."
     )
     weight: Share | None = Field(
         None,

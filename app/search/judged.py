@@ -214,10 +214,8 @@ def _check_items(
 def _read_judgements(body: EvaluateRequest, queries: int, documents: int) -> Judgements:
     """Return the judgements for these numbers of vectors. A repeated judgement counts once."""
     each = body.judgements or []
-    query_rows = _rows([one.query for one in each], body.query_ids, queries, "query", "queries")
-    document_rows = _rows(
-        [one.document for one in each], body.document_ids, documents, "document", "documents"
-    )
+    query_rows = _rows([one.query for one in each], queries, "query", "queries")
+    document_rows = _rows([one.document for one in each], documents, "document", "documents")
     grades = torch.tensor([one.grade for one in each], dtype=torch.float64)
     first = _first_of_each(query_rows * documents + document_rows, grades)
     judged = collect(query_rows[first], document_rows[first], grades[first], size=documents)
@@ -230,40 +228,17 @@ def _read_judgements(body: EvaluateRequest, queries: int, documents: int) -> Jud
     return judged
 
 
-def _rows(
-    named: Sequence[int | str], ids: Sequence[str] | None, count: int, what: str, vectors: str
-) -> Tensor:
-    """Return the row that each judgement names."""
-    if ids is None:
-        wrong = [
-            place
-            for place, row in enumerate(named)
-            if not (isinstance(row, int) and 0 <= row < count)
-        ]
-        if wrong:
-            raise InvalidRequest(
-                f"{len(wrong)} judgements have a `{what}` that is no row of the {vectors}: a "
-                f"whole number from 0 to {count - 1}. Correct them, or send `{what}_ids`.",
-                field="judgements",
-                rows=wrong,
-            )
-        return torch.tensor(named, dtype=torch.int64)
-    places: dict[int | str, int] = {each: row for row, each in enumerate(ids)}
-    if len(places) < len(ids) or len(ids) != count:
+def _rows(named: Sequence[int], count: int, what: str, vectors: str) -> Tensor:
+    """Return the row that each judgement names. Raises InvalidRequest for a row beyond the last."""
+    rows = torch.tensor(named, dtype=torch.int64)
+    if wrong := (rows >= count).nonzero().flatten().tolist():
         raise InvalidRequest(
-            f"`{what}_ids` has {len(ids)} ids, {len(places)} of them different, for {count} "
-            f"{vectors}. Send a different id for each vector.",
-            field=f"{what}_ids",
-        )
-    wrong = [place for place, each in enumerate(named) if each not in places]
-    if wrong:
-        raise InvalidRequest(
-            f"{len(wrong)} judgements have a `{what}` that is not among `{what}_ids`. Correct "
-            "or remove them.",
+            f"{len(wrong)} judgements have a `{what}` that is no row of the {vectors}: a whole "
+            f"number from 0 to {count - 1}. Correct them.",
             field="judgements",
             rows=wrong,
         )
-    return torch.tensor([places[each] for each in named], dtype=torch.int64)
+    return rows
 
 
 def _first_of_each(pairs: Tensor, grades: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 ASYNC = "respond-async"
-IDS = [f"q{row}" for row in range(30)]
 
 
 def good(answer):
@@ -13,13 +12,11 @@ def good(answer):
     return answer.json()
 
 
-def test_ids_and_rows_are_the_same_and_a_click_is_grade_1(evaluate, judged):
+def test_a_click_is_grade_1_and_the_order_of_judgements_does_not_count(evaluate, judged):
     clicks = judged["judgements"]
     rows = good(evaluate())
     assert rows == good(evaluate(judgements=[{**each, "grade": 1} for each in clicks] + clicks[:5]))
-    named = [{"query": f"q{e['query']}", "document": f"d{e['document']}"} for e in clicks]
-    ids = {"query_ids": IDS, "document_ids": [f"d{row}" for row in range(40)]}
-    assert rows == good(evaluate(judgements=named[::-1], **ids))
+    assert rows == good(evaluate(judgements=clicks[::-1]))
 
 
 def test_an_option_without_its_vectors_says_what_is_missing(evaluate):
@@ -31,9 +28,9 @@ def test_an_option_without_its_vectors_says_what_is_missing(evaluate):
 
 
 def test_a_job_has_the_answer_of_a_request_as_its_result(evaluate, stocked, finished):
-    graded = [{"query": "q3", "document": 7, "grade": 3}, {"query": "q5", "document": 7}]
-    ids = {"query_ids": IDS, "judgements": graded}
-    for change in ({}, {"weight": 0.7, "candidates": 3, "native_documents": ...}, ids):
+    graded = [{"query": 3, "document": 7, "grade": 3}, {"query": 5, "document": 7}]
+    few = {"weight": 0.7, "candidates": 3, "native_documents": ...}
+    for change in ({}, few, {"judgements": graded}):
         answer = evaluate(ASYNC, **change)
         assert answer.status_code == 202, answer.text
         job = finished(stocked, answer.json()["id"])
@@ -51,7 +48,8 @@ ONE = {"query": 0, "document": 1}
         ({"judgements": [ONE, {**ONE, "query": 30}]}, "judgements", [1]),
         ({"judgements": [{**ONE, "grade": 0}]}, "judgements", None),
         ({"judgements": [ONE, {**ONE, "query": 1}, {**ONE, "grade": 2}]}, "judgements", [2]),
-        ({"query_ids": IDS}, "judgements", list(range(20))),  # a problem names at most 20 rows
+        # a problem names at most 20 rows
+        ({"judgements": [{**ONE, "query": 30}] * 30}, "judgements", list(range(20))),
         ({"old_queries": [[1.0] * 8] * 3}, "old_queries", None),
         ({"min_quality": {"recall": 0.1}}, "min_quality", None),
     ],

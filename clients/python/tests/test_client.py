@@ -164,6 +164,12 @@ def test_advice_evaluation_and_rankings(client: Client, pair):
     )
     measured = client.evaluate(**pair.names, vectors=pair.old, native=pair.new)
     assert measured["translated"]["mrr"] > measured["native"]["mrr"] / 2
+    items = {"queries": pair.new[:3], "documents": pair.old}
+    rows = client.evaluate(**pair.names, **items, judgements=[{"query": 1, "document": 1}])
+    judged = {**items, "query_ids": ["a", "b", "c"], "judgements": [{"query": "b", "document": 1}]}
+    assert client.evaluate(**pair.names, **judged) == rows
+    with pytest.raises(ValueError, match="query_ids"):
+        client.evaluate(**pair.names, **judged | {"query_ids": ["x", "y", "z"]})
     candidates = [{"ids": [f"d{i}" for i in range(20)], "vectors": pair.old[:20]}] * 2
     rankings = client.rescore(**pair.names, queries=pair.new[[3, 7]], candidates=candidates)
     assert [ranking.ids[0] for ranking in rankings] == ["d3", "d7"]

@@ -263,21 +263,38 @@ def _judged(
     weight: float | None,
     candidates: int | None,
 ) -> Json:
-    """Return the fields of judged items, with ids as texts: the service compares them exactly."""
-    named = {"query": query_ids is not None, "document": document_ids is not None}
+    """Return the fields of judged items. Judgements name rows, which ids become here."""
+    rows = {"query": _rows_of(query_ids, "query"), "document": _rows_of(document_ids, "document")}
     return {
         "judgements": None
         if judgements is None
         else [
-            {key: str(value) if named.get(key) else value for key, value in each.items()}
+            {key: _row(rows.get(key), key, value) for key, value in each.items()}
             for each in judgements
         ],
         "queries": _sent(queries),
         "old_queries": _sent(old_queries),
         "documents": _sent(documents),
         "native_documents": _sent(native_documents),
-        "query_ids": None if query_ids is None else [str(each) for each in query_ids],
-        "document_ids": None if document_ids is None else [str(each) for each in document_ids],
         "weight": weight,
         "candidates": candidates,
     }
+
+
+def _rows_of(ids: Sequence[Id] | None, what: str) -> dict[str, int] | None:
+    """Return the row of each id, by its text; None without ids."""
+    if ids is None:
+        return None
+    rows = {str(each): row for row, each in enumerate(ids)}
+    if len(rows) < len(ids):
+        raise ValueError(f"`{what}_ids` names one twice. Send a different id for each vector.")
+    return rows
+
+
+def _row(rows: Mapping[str, int] | None, what: str, value: Any) -> Any:
+    """Return the row of the id `value`, or a value that is no id as it is."""
+    if rows is None:
+        return value
+    if str(value) not in rows:
+        raise ValueError(f"A judgement names the {what} {value!r}, which is not in `{what}_ids`.")
+    return rows[str(value)]
