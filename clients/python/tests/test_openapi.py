@@ -67,6 +67,7 @@ OTHER_NAMES = {"input": "inputs", "input_type": "role", "model": "id"}
 
 #: parameters that are not fields of the service
 CLIENT_ONLY = {"self", "as_job", "progress", "fields", "total", "timeout"}
+CLIENT_ONLY |= {"query_ids", "document_ids"}  # `evaluate` makes rows of them
 
 #: methods whose answers are dataclasses, with the members that have another place there
 ANSWERS = {
