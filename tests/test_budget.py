@@ -29,9 +29,9 @@ def test_every_file_of_the_product_is_in_a_room() -> None:
 @pytest.mark.parametrize(
     ("folders", "most"),
     [
-        # the budgets are 44,000, 32,000 and 11,000 once `OVER` is empty
+        # for good: app 44,000, tests 32,000, benchmarks 11,000
         (("app", "workers"), 44_000),
-        (("tests", "clients/python/tests"), 30_500),
+        (("tests", "clients/python/tests"), 32_000),
         (("benchmarks", "research"), 11_000),
     ],
 )

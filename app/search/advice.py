@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import prod
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
@@ -33,6 +34,9 @@ from app.types import EncoderKind, JobKind, JobState
 #: warnings that speak against any translation by these anchors
 UNRELIABLE = frozenset({"useless-anchors", "foreign-anchors", "few-anchors", "made-pairs"})
 
+Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+
 
 class AdviceFacts(BaseModel):
     """What a client knows of an index. Null means unknown."""
@@ -54,6 +58,16 @@ class AdviceFacts(BaseModel):
     )
     text_exists: bool | None = Field(
         None, description="Whether the items can be encoded again. Null: unknown."
+    )
+    tokens_per_item: Rate | None = Field(None, description="Mean number of tokens of an item.")
+    price_per_million_tokens: Amount | None = Field(
+        None, description="Price of encoding a million tokens with the new encoder."
+    )
+    price_per_million_writes: Amount = Field(
+        0, description="Price of a million writes to the store. Default: they are free."
+    )
+    items_per_second: Rate | None = Field(
+        None, description="Items that the new encoder encodes in a second."
     )
 
 
@@ -205,14 +219,34 @@ def _measured(result: Mapping[str, Any]) -> MeasuredOption:
     return MeasuredOption(result["ndcg_10"], gain)
 
 
-def _costs(name: AdvisedOption, known: AdviceFacts, size: int | None) -> dict[str, int | None]:
+def _costs(name: AdvisedOption, known: AdviceFacts, size: int | None) -> dict[str, float | None]:
     """Return what an option costs once, and for each query; None: not known."""
+
+    def times(count: int, *factors: float | None) -> float | None:
+        """The product; 0 for a count of 0, even if a factor is not known."""
+        numbers = [each for each in factors if each is not None]
+        if count == 0:
+            return 0
+        return count * prod(numbers) if len(numbers) == len(factors) else None
+
     writes, encodings, per_query = UNIT_COSTS[name]
     texts = NATIVE_COUNT if name == "native" else 0
-    without_old = bool(texts) and known.old_encoder_runs is False
+    price = known.price_per_million_tokens
+    token = known.tokens_per_item, None if price is None else price / 1e6
+    bills = [
+        times(writes, size, known.price_per_million_writes / 1e6),
+        times(encodings, size, *token),
+    ]
+    per_item = None if known.items_per_second is None else 1 / known.items_per_second
     return {
-        "writes": size if writes else 0,
-        "encodings": size if encodings else 0,
-        "encodings_per_query": per_query - texts - without_old,
-        "texts_per_query": texts,
+        "writes": times(writes, size),
+        "encodings": times(encodings, size),
+        "encodings_per_query": per_query
+        - texts
+        - (bool(texts) and known.old_encoder_runs is False),
+        "texts_per_query": float(texts),
+        # the time of writes without encodings depends on the store
+        "seconds": times(writes, size, per_item if encodings else None),
+        "price": None if None in bills else sum(each or 0.0 for each in bills),
+        "price_per_thousand_queries": times(1_000 * texts, *token),
     }

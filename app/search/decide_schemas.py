@@ -300,9 +300,19 @@ class AdvisedOptionOut(BaseModel):
     writes: int | None = Field(description="Writes to the store. Null without `corpus_size`.")
     encodings: int | None = Field(description="Items to encode. Null without `corpus_size`.")
     encodings_per_query: int = Field(description="Encodings of each query.")
-    texts_per_query: int = Field(
+    texts_per_query: float = Field(
         description="Most texts that `native` embeds for each query. Each text is embedded once, "
         "so more queries embed fewer."
+    )
+    seconds: float | None = Field(
+        description="Time to encode. Null: unknown, as is the time to write to the store."
+    )
+    price: float | None = Field(
+        description="Price of encodings and writes, in the unit of the request's prices. "
+        "Null: unknown."
+    )
+    price_per_thousand_queries: float | None = Field(
+        description="Price of the texts that `native` embeds for 1,000 queries. Null: unknown."
     )
 
 

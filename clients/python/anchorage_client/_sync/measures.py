@@ -182,6 +182,10 @@ class Measures:
         corpus_size: int | None = None,
         old_encoder_runs: bool | None = None,
         text_exists: bool | None = None,
+        tokens_per_item: float | None = None,
+        price_per_million_tokens: float | None = None,
+        price_per_million_writes: float | None = None,
+        items_per_second: float | None = None,
         evaluation: str | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -198,6 +202,10 @@ class Measures:
             "corpus_size": corpus_size,
             "old_encoder_runs": old_encoder_runs,
             "text_exists": text_exists,
+            "tokens_per_item": tokens_per_item,
+            "price_per_million_tokens": price_per_million_tokens,
+            "price_per_million_writes": price_per_million_writes,
+            "items_per_second": items_per_second,
             "evaluation": evaluation,
         }
         return self._transport.post("/advice", body)
