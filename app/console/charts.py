@@ -34,7 +34,10 @@ class Bar:
 def verdict_chart(advice: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the bars of `bars.html`, and the end of their axis, which has 0 in the middle."""
     options = {each["name"]: each for each in advice["options"]}
-    gains = {name: options[name]["over_keep"] or {} for name in DRAWN}
+    gains = {
+        name: (options[name]["over_keep"] if options[name]["possible"] else None) or {}
+        for name in DRAWN
+    }
     numbers = [abs(each) for gain in gains.values() for each in gain.values() if each]
     end = round_up(max(numbers, default=0.1))
     return {"end": end, "bars": [_bar(options[name], gains[name], end) for name in DRAWN]}

@@ -13,11 +13,6 @@ UNKNOWN = "–"  # noqa: RUF001
 MINUS = "\u2212"
 
 
-def decimals(value: float | None, digits: int = 3) -> str:
-    """Returns the number with that many decimals."""
-    return UNKNOWN if value is None else f"{value:.{digits}f}"
-
-
 def signed(value: float | None, digits: int = 3) -> str:
     """Returns the number with its sign."""
     return UNKNOWN if value is None else f"{value:+.{digits}f}".replace("-", MINUS)
@@ -59,7 +54,6 @@ def with_code(text: str) -> Markup:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "decimals": decimals,
     "signed": signed,
     "whole": whole,
     "percent": percent,

@@ -28,6 +28,7 @@ from app.encoders.encoding import check_inputs, encode, load_model, spec_of
 from app.encoders.models.base import Inputs
 from app.errors import (
     AnchorageError,
+    ClientLeft,
     DimensionMismatch,
     EncoderChanged,
     EncoderNeedsVectors,
@@ -148,12 +149,20 @@ def compare_with_client(
         "mean_cosine": float(drift.cosines(ours, theirs).mean()),
     }
     if deviation <= NEAR_DEVIATION:
-        return _make_result("unchanged", EQUAL, **measures)
+        is_rounded = deviation <= drift.HALF_DEVIATION
+        detail = (
+            EQUAL if is_rounded else f"the vectors differ by at most {deviation:.2%}, as noise may"
+        )
+        return _make_result("unchanged", detail, **measures)
     texts = check_inputs(encoder, inputs.values, limits=services.limits, field="inputs")
+    left: list[bool] = []
+    context.on_departure(lambda: left.append(True))
     with services.take(services.turns.checks, context.project):
         variants = getattr(load_model(services, encoder), "variants", lambda texts: ())(texts)
         as_they_are = ("normalisation", "the lengths differ, the directions agree", ours)
         for cause, detail, made in chain([as_they_are], variants):
+            if left:
+                raise ClientLeft("The client left before its vectors were compared.")
             if float(drift.deviations(unit(made), unit(theirs)).max()) <= NEAR_DEVIATION:
                 return _make_result("different", detail, likely_cause=cause, **measures)
     detail = f"no known cause explains the difference: the largest deviation is {deviation:.2g}"
@@ -229,9 +238,11 @@ def _check(services: Services, context: RequestContext, encoder: tables.EncoderR
     space, rows, inputs = sample
     new = encode_items(services, context, encoder, inputs)
     old = spaces.raw_anchors(services, space)[list(rows)]
-    alone = [_pick(inputs, [row]) for row in range(min(REPEATED_INPUTS, len(rows)))]
+    # The worst rows: noise that only some answers have would be missed in others.
+    worst = drift.deviations(old, new).argsort(descending=True)[:REPEATED_INPUTS].tolist()
+    alone = [_pick(inputs, [row]) for row in worst]
     again = torch.cat([encode_items(services, context, encoder, each) for each in alone])
-    noise = float(drift.deviations(new[: len(again)], again).max())
+    noise = float(drift.deviations(new[worst], again).max())
     is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
     least = 0.0 if is_precise else NEAR_DEVIATION / drift.NOISE_FACTOR
     found = drift.compare_embeddings(old, new, noise=max(noise, least))

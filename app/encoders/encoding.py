@@ -115,9 +115,9 @@ def encode(
     try:
         check_vectors(made, dim=encoder.dim)
     except AnchorageError as error:
+        advice = "" if model.endpoint is not None else " Another `dtype` may help."
         raise EncoderFailed(
-            f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail} "
-            "Another `dtype` may help."
+            f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail}{advice}"
         ) from None
     return EncodedVectors(made, tokens, truncated)
 

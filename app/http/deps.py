@@ -20,7 +20,7 @@ async def services(request: Request) -> Services:
     return request.app.state.services  # type: ignore[no-any-return]
 
 
-async def _context(
+async def request_context(
     needed: SecurityScopes,
     request: Request,
     _shown: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
@@ -41,9 +41,9 @@ Svc = Annotated[Services, Depends(services)]
 Reads = Annotated[str, Security(_project, scopes=[Scope.read])]
 Administers = Annotated[str, Security(_project, scopes=[Scope.admin])]
 #: the request's context, by the scope that the key needs
-ReadContext = Annotated[RequestContext, Security(_context, scopes=[Scope.read])]
-WriteContext = Annotated[RequestContext, Security(_context, scopes=[Scope.write])]
-AdminContext = Annotated[RequestContext, Security(_context, scopes=[Scope.admin])]
+ReadContext = Annotated[RequestContext, Security(request_context, scopes=[Scope.read])]
+WriteContext = Annotated[RequestContext, Security(request_context, scopes=[Scope.write])]
+AdminContext = Annotated[RequestContext, Security(request_context, scopes=[Scope.admin])]
 
 
 def _utc(moment: datetime) -> datetime:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response, Security
 
 from app.context import RequestContext, Services
 from app.http.bodies import json_body, read_no_body
-from app.http.deps import Limit, Moment, Reads, Svc, WriteContext
+from app.http.deps import Limit, Moment, Reads, Svc, WriteContext, request_context
 from app.http.fields import NAME_PATTERN
 from app.http.problems import documented
 from app.jobs.schemas import Job
 from app.moves import plan, service, steps
 from app.moves.schemas import MigrationAnswer, MigrationList, NewMigration
+from app.types import Scope
 
 router = APIRouter(prefix="/migrations", tags=["Migrate"])
 
@@ -73,7 +74,8 @@ def get_migration(id: MigrationId, services: Svc, project: Reads) -> MigrationAn
 #: what the routes of jobs and steps share: none has a body
 CALL: dict[str, Any] = {
     "responses": documented(400, 404, 409, 413, 422),
-    "dependencies": [Depends(read_no_body)],
+    # the scope first: a body is read for those who may call the route
+    "dependencies": [Security(request_context, scopes=[Scope.write]), Depends(read_no_body)],
 }
 
 

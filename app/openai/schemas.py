@@ -20,9 +20,7 @@ class EmbeddingsRequest(Body):
         json_schema_extra={"examples": [{"model": "new->old@faq", "input": ["I lost my card."]}]}
     )
 
-    model: ModelName = Field(
-        description="`encoder`, `encoder->target@anchor-set` or an alias; see `/v1/models`."
-    )
+    model: ModelName = Field(description="`encoder`, `encoder->target@anchor-set` or an alias.")
     input: Any = Field(
         description="One text, or a list of texts. For an image encoder, images as base64 or "
         "`data:` URLs. Tokens are refused."

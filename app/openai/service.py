@@ -87,7 +87,7 @@ def _read_id(services: Services, project: str, model: str) -> Model:
     if match is None:
         raise NotFound(
             f"There is no model {model[:200]!r}. A model is `encoder`, "
-            "`encoder->target@anchor-set` or an alias; /v1/models lists them.",
+            "`encoder->target@anchor-set` or an alias; /v1/models lists encoders and aliases.",
             "encoder",
             field="model",
         )
@@ -98,7 +98,7 @@ def _read_id(services: Services, project: str, model: str) -> Model:
     if target is None:
         return Model(encoder, encoder.created_at)
     translation = Translation(FitRequest(name, target, anchor_set, "auto", {}))
-    pair = translators.resolve(services, translation.name(project))
+    pair = translators.look_up(services, translation.name(project))
     source, made = pair.both
     return Model(source.encoder, made.created_at, translation, pair)
 

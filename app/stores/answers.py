@@ -84,6 +84,12 @@ def answer_too_large() -> StoreUnsupported:
 
 def _read_answer(response: httpx.Response) -> None:
     """Read an answer, and stop above the limits."""
+    coding = response.headers.get("content-encoding", "identity")
+    if coding != "identity":  # a few bytes would fill the memory
+        raise StoreUnsupported(
+            f"The store's server compressed its answer ({coding[:20]!r}), although the request "
+            "forbids it. Ask the operator to switch compression off there."
+        )
     parts, size, values = [], 0, 0
     ends = time.monotonic() + MAX_ANSWER_S
     for part in response.iter_bytes():

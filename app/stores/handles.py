@@ -38,8 +38,9 @@ MAX_OPEN_STORES = 64
 #: most calls of one address that run at once, and that wait
 CALLS_AT_ONCE, CALLS_WAITING = 8, 24
 
-#: most calls at once of a store in this process, which share its cores with all other requests
-EMBEDDED_CALLS_AT_ONCE = max(2, os.cpu_count() or 1)
+#: most calls at once of a store in this process, which share its cores with all other requests;
+#: one project gets half of them
+EMBEDDED_CALLS_AT_ONCE = max(4, os.cpu_count() or 1)
 
 #: how long a request waits for one answer of a store
 STORE_ANSWER_S = 10.0

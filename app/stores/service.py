@@ -181,7 +181,7 @@ def check_space(
 
     encoder  the one that the store should hold; others of its identity are not compared
     """
-    rows = torch.tensor(vectors)  # a copy: LanceDB shares its own memory, read-only
+    rows = torch.from_numpy(vectors)
     rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)  # as zeros: left out
     anchors = spaces.comparable_anchors(services, encoder, vectors.shape[1])
     with services.take(services.turns.evaluations, encoder.project):

@@ -220,14 +220,15 @@ class SqliteVecStore(Store):
 
     def _find_nearest(self, query: bytes, wanted: Search) -> Hits:
         with self.open() as table:
-            names = ", ".join(map(quoted, [table.key, "distance", table.vector, *table.others]))
+            others = table.others if wanted.payload else []
+            names = ", ".join(map(quoted, [table.key, "distance", table.vector, *others]))
             statement = (
                 f"SELECT {names} FROM {quoted(table.name)} WHERE {quoted(table.vector)} MATCH ? "
                 "AND k = ? ORDER BY distance"
             )
             found = list(table.database.execute(statement, (query, wanted.k)))
         base = 0 if table.distance == "l2" else 1
-        rows = [dict(zip(table.others, row[3:], strict=True)) for row in found]
+        rows = [dict(zip(others, row[3:], strict=True)) for row in found]
         return Hits(
             [row[0] for row in found],
             [base - float(row[1]) for row in found],

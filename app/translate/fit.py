@@ -244,10 +244,11 @@ def resolve(services: Services, name: NameKey) -> SpacePair:
     Raises the not-found errors, AnchorsNotEmbedded, and Conflict when the set was replaced
     meanwhile.
     """
-    return services.names.find_or(name, lambda: _look_up(services, name))
+    return services.names.find_or(name, lambda: look_up(services, name))
 
 
-def _look_up(services: Services, name: NameKey) -> SpacePair:
+def look_up(services: Services, name: NameKey) -> SpacePair:
+    """Return a pair of spaces from the database. Raises NotFound, and Conflict."""
     anchor_set, source, target = name.names
     assert anchor_set is not None
     fields = {"source" if target is not None else "encoder": source, "target": target}
@@ -287,7 +288,7 @@ def _add_row(services: Services, context: RequestContext, row: tables.Translator
 
 def public_id(translator: Translator, row: tables.TranslatorRow) -> str:
     """A hash of content and fit: equal matrices of two methods have two reports."""
-    text = f"{content_hash(translator)} {row.method} {canonical_json(row.options)!r}"
+    text = f"{content_hash(translator)} {row.method} {canonical_json(row.options).encode()!r}"
     if row.weights is not None:
         text += f" None {row.weights}"
     return "tr_" + sha256(text.encode()).hexdigest()[:32]

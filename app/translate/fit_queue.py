@@ -136,7 +136,8 @@ def _error_of(job: tables.JobRow) -> AnchorageError:
     code = job.error["code"]
     detail = f"The job {job.id} could not make this fit: {job.error['detail']}"
     if code.endswith("-not-found"):
-        return NotFound(detail, code.removesuffix("-not-found"))
+        noun = code.removesuffix("-not-found")
+        return NotFound(detail, noun, field=job.error.get("field"), limit=job.error.get("limit"))
     found = next((kind for kind in _kinds(AnchorageError) if kind.code == code), AnchorageError)
     return found(detail, field=job.error.get("field"), limit=job.error.get("limit"))
 

@@ -154,11 +154,13 @@ class Client:
         body: dict[str, Any] | None = None,
         *,
         expect: int = 200,
+        again: bool = False,
     ) -> dict[str, Any] | None:
         """The answer that this request must get in the end, after all waits of Retry-After; None if
-        it does not. A repeated creation may find that an earlier try has its name.
+        it does not. A repeated creation may find that an earlier try has its name; `again`: it was
+        tried before.
         """
-        tries = 0
+        tries = int(again)
         deadline = time.monotonic() + self._patience_s
         last = "no answer"
         while time.monotonic() < deadline:

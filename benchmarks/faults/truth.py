@@ -125,9 +125,9 @@ class Creation:
     body: dict[str, Any]
     expect: int
 
-    def send(self, client: Client) -> None:
-        """Send it until it is answered."""
-        client.send("POST", self.path, self.body, expect=self.expect)
+    def send(self, client: Client, *, again: bool = False) -> None:
+        """Send it until it is answered; `again`: it was tried before."""
+        client.send("POST", self.path, self.body, expect=self.expect, again=again)
 
     def try_once(self, client: Client) -> bool:
         """Send it once. Returns whether the answer is right; the API may be killed meanwhile."""

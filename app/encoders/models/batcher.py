@@ -42,8 +42,8 @@ class EncodeTask:
         self.is_limited = is_limited
         self.future: Future[Tensor] = Future()
         self.started = time.perf_counter()
-        #: the waiting items, by their places in the request
-        self.waiting = dict(enumerate(items))
+        #: the waiting items, by their places in the request, the longest first
+        self.waiting = dict(sorted(enumerate(items), key=lambda entry: -entry[1].length))
         self._vectors = torch.empty(len(items), model.dim)
         self._unfinished = len(items)
         self._lock = threading.Lock()
@@ -112,7 +112,8 @@ class Batcher:
     def close(self) -> None:
         """Fail all waiting tasks, and end each lane after its current batch.
 
-        Waits for lanes that compute, because torch aborts a process that exits meanwhile.
+        Waits for lanes that compute, as long as their batches run: torch aborts a process that
+        exits meanwhile.
         """
         with self._lock:
             self._closed = True
@@ -189,7 +190,7 @@ class Batcher:
         """
         owner, tasks = next(iter(self._owners.items()))
         lead = tasks[0]
-        longest = max(item.length for item in lead.waiting.values())
+        longest = next(iter(lead.waiting.values())).length
         room = max(1, min(lead.model.batch, self._budget // max(1, longest)))
         of_owners = (
             nlargest(
@@ -198,8 +199,9 @@ class Batcher:
                     (task, place, item)
                     for task in others
                     if task.model is lead.model
-                    for place, item in task.waiting.items()
-                    if item.length <= longest
+                    for place, item in islice(
+                        (each for each in task.waiting.items() if each[1].length <= longest), room
+                    )
                 ),
                 key=lambda entry: entry[2].length,
             )

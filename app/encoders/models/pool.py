@@ -132,7 +132,8 @@ class EncoderPool:
 
     def check_device(self, error: BaseException) -> None:
         """Remember that the device is broken if this error shows it."""
-        self._compute.broken |= is_device_failure(error)
+        if is_device_failure(error):
+            self._compute.broken = True
 
     def submit(
         self, model: EncoderModel, items: Sequence[Item], owner: str, *, is_limited: bool = True

@@ -47,6 +47,9 @@ VARIANT_PROMPTS = (
     "search_document: ",
     "Represent this sentence for searching relevant passages: ",
 )
+#: texts that a check encodes at once: few activations in memory
+VARIANT_BATCH = 8
+
 VARIANT_POOLINGS = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens")
 
 #: encoded when a model is loaded, so that a broken model, or one that cannot pad, fails then
@@ -139,7 +142,9 @@ class SentenceEncoder(EncoderModel):
             yield "pooling", f"{mode} pooling", self._variant(texts, own, modules)
 
     def _variant(self, texts: list[str], prompt: str, modules: Iterable[Any]) -> Tensor:
-        return torch.nn.functional.normalize(self._encode(texts, prompt, modules)[:, : self.dim])
+        starts = range(0, len(texts), VARIANT_BATCH)
+        made = [self._encode(texts[i : i + VARIANT_BATCH], prompt, modules) for i in starts]
+        return torch.nn.functional.normalize(torch.cat(made)[:, : self.dim])
 
 
 def _find_tokenizer(model: Any) -> Any:
@@ -161,12 +166,13 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> SentenceEncod
     Raises EncoderUnavailable, InvalidOption, and anything else for a broken model.
     """
     options = TextOptions.model_validate(dict(spec.options))
-    folder, revision = find_model(spec, sources, packaged=_find_package(spec.model))
-    _refuse_pickles(spec.model, folder)
     make_importable()
+    # First of all: without the extra, a missing package is the cause.
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 
+    folder, revision = find_model(spec, sources, packaged=_find_package(spec.model))
+    _refuse_pickles(spec.model, folder)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would fill the log
     dtype = None if options.dtype is None else ENCODER_DTYPES[options.dtype]
     model = SentenceTransformer(

@@ -86,9 +86,10 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> VisionEncoder
     Raises EncoderUnavailable, InvalidOption, and anything else for a broken model.
     """
     options = ImageOptions.model_validate(dict(spec.options))
+    data = import_timm("timm.data")  # first of all: without the extra, it is what is missing
     folder, revision = find_model(spec, sources)
     model = _load_folder(folder)
-    config = import_timm("timm.data").resolve_model_data_config(model)
+    config = data.resolve_model_data_config(model)
     preparer = ImagePreparer(config)
     dtype = ENCODER_DTYPES[options.dtype]
     model = model.eval().requires_grad_(False).to(device, dtype)

@@ -21,8 +21,7 @@ DriftVerdict = Literal["unchanged", "rescaled", "changed"]
 #: half precision, which rounds to 3e-4 (float16) or 2e-3 (bfloat16).
 SAME_DEVIATION, HALF_DEVIATION = 1e-4, 4e-3
 
-#: A model that computes in half precision deviates by about 1e-2, as noise may. So small a
-#: deviation does not hide another order.
+#: A model that computes in half precision deviates by about 1e-2, as noise may.
 NEAR_DEVIATION = 2e-2
 
 #: A row may deviate by this many times the noise, the most that a few repeated rows showed: of

@@ -21,6 +21,7 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores import port as base
+from app.stores.answers import MAX_ANSWER_BYTES
 from app.stores.common import (
     as_json,
     did_you_mean,
@@ -28,7 +29,7 @@ from app.stores.common import (
     row_number,
 )
 from app.stores.milvus.client import MilvusConnection
-from app.stores.paired_store import PairedStore, Sides, StoredRow, choose_vector
+from app.stores.paired_store import ROWS_A_PAGE, PairedStore, Sides, StoredRow, choose_vector
 from app.stores.port import (
     Cursor,
     Hits,
@@ -211,6 +212,10 @@ class MilvusStore(PairedStore):
 
     def dim_of(self, place: Any) -> int:
         return int(place.dim)
+
+    def rows_a_call(self, place: Any, *, whole: bool) -> int:
+        # Each read waits for the server's clock, so it is as large as an answer may be.
+        return max(1, min(ROWS_A_PAGE, MAX_ANSWER_BYTES // (8 * self.dim_of(place))))
 
     def write_rows(
         self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors | None

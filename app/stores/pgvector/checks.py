@@ -10,7 +10,7 @@ from app.stores.pgvector.tables import PgLayout
 from app.stores.port import StoreLocation, StoreNote
 
 #: code and text of each obstacle; parameters: oid of the table, and its column of vectors.
-#: second_table.py names what a migration moves; all else that depends on the table is an obstacle
+#: migration.py names what a migration moves; all else that depends on the table is an obstacle
 _OBSTACLES: LiteralString = """
 WITH t AS (SELECT c.*, a.attnum, a.atttypid, y.typarray FROM pg_class c
   JOIN pg_type y ON y.oid = c.reltype

@@ -205,7 +205,10 @@ class Follower:
                 f"{target.vectors.type_name}."
             )
         wrap = HalfVector if is_half else Vector
-        return {"ids": target.stored_keys(ids), "vectors": [wrap(row) for row in stored]}
+        keys = target.stored_keys(ids)
+        if len(keys) < len(ids):
+            raise StoreChanged("Some ids are no keys of the table. Plan a new migration.")
+        return {"ids": keys, "vectors": [wrap(row) for row in stored]}
 
     def _copy(
         self,
@@ -273,6 +276,8 @@ class PgNewVectors(Migration):
         if layout.moving is None:
             self._require_no_traces(connection)
             require_no_obstacles(layout)
+            # Refused by the server where row security hides rows from the role.
+            connection.run("SELECT FROM {} LIMIT 0", layout.seen.identifier)
             type_name = new_type(layout, self.location, self.dim)
             state = PgState(self.tag, "prepared", layout.seen.name)
             layout = replace(layout, moving=state)
@@ -309,10 +314,14 @@ class PgNewVectors(Migration):
             return int(count)
 
     def build_index(self) -> None:
+        self.copy_indexes()
+        with self.connections.use("to gather statistics", long=True) as connection:
+            connection.run("ANALYZE {}", self._load(connection).other.identifier)
+
+    def copy_indexes(self) -> None:
         with self.connections.use("to build the indexes", long=True) as connection:
             layout = self._load(connection)
             copy_indexes(layout, Follower(layout).delete_waiting)
-            connection.run("ANALYZE {}", layout.other.identifier)
 
     def changes(self, limit: int) -> Changes:
         with self.connections.use("to read captured writes") as connection:

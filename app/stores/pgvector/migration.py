@@ -137,9 +137,10 @@ class PgMigration(PgNewVectors):
                 return Switch(0.0)
             require_same_tables(follower.layout)
             follower.copy_missing()
+        self.build_index()
         longest, until = 0.0, time.monotonic() + DRAIN_PATIENCE_S
         while time.monotonic() < until:
-            self.build_index()
+            self.copy_indexes()
             self._drain(translate, until)
             if self.requeue_different(only_rewritten=True) != 0:
                 continue

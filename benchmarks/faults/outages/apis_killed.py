@@ -42,7 +42,9 @@ def killed(stage: Stage) -> Row:
             api.wait_ready()
         kept = made.postgres.number(KEPT)
         stage.say("every creation again")
-        _each_in_a_thread(lambda creation: creation.send(_client(made, world)), [*held, *cut])
+        _each_in_a_thread(
+            lambda creation: creation.send(_client(made, world), again=True), [*held, *cut]
+        )
         world.settle(made, client)
     lost_answers = len(cut) - answered
     row.done = (

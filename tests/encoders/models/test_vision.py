@@ -19,6 +19,7 @@ from app.encoders.models.images import ImagePreparer
 from app.encoders.models.model_files import find_model, hash_folder
 from app.encoders.models.pool import EncoderPool
 from app.errors import EncoderUnavailable, ImageTooLarge, InvalidImage, InvalidInput
+from app.lanes import Lanes
 from app.types import Modality
 from tests.encoders.models.timm_models import (
     IMAGES,
@@ -125,19 +126,23 @@ def test_other_models_than_of_colours_are_refused():
         ImagePreparer({**CONFIG, "input_size": (1, 32, 32)})
 
 
-def test_items_have_the_order_of_the_inputs_and_two_large_images_are_decoded_at_once(monkeypatch):
+def test_items_have_the_order_of_the_inputs_and_small_images_do_not_wait_for_large_ones(
+    monkeypatch,
+):
+    lanes, free = Lanes(1), threading.Event()
+    lanes.submit(lambda *_: free.wait(SOON_S), rows=1, step=1)
     monkeypatch.setattr(images, "SMALL_IMAGE_PIXELS", 5_000)
-    monkeypatch.setattr(images, "_large", threading.Semaphore(0))
+    monkeypatch.setattr(images, "_large_lanes", lambda: lanes)
     preparer = ImagePreparer(CONFIG)
     small = [picture(20, 20 + place, place) for place in range(30)]
     # The first has few pixels, and many once it is resized.
     large = [png(Image.new("L", (900, 2))), picture(100, 60)]
-    items = preparer.prepare(small)
     with ThreadPoolExecutor(1) as client:
         waiting = client.submit(preparer.prepare, [*large, small[9]])
+        items = preparer.prepare(small)
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.3)
-        images._large.release()
+        free.set()
         assert torch.equal(waiting.result(timeout=SOON_S)[2].features, items[9].features)
     alone = [preparer.prepare([file])[0].features for file in small]
     assert all(torch.equal(one.features, two) for one, two in zip(items, alone, strict=True))

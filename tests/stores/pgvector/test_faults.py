@@ -126,9 +126,9 @@ def test_missing_rights_are_named(table: Table, role: str) -> None:
     with pytest.raises((StoreRefused, StoreChanged)):
         store.facts()
     for statement, words in (
-        (f"GRANT USAGE ON SCHEMA {{s}} TO {role}", "permission denied for schema"),
-        (f"GRANT CREATE ON SCHEMA {{s}} TO {role}", "permission denied for table docs"),
-        (f"GRANT SELECT, TRIGGER ON {{t}} TO {role}", "must be able to SET ROLE"),
+        (f"GRANT USAGE ON SCHEMA {{s}} TO {role}", "permission denied for table docs"),
+        (f"GRANT SELECT, TRIGGER ON {{t}} TO {role}", "permission denied for schema"),
+        (f"GRANT CREATE ON SCHEMA {{s}} TO {role}", "must be able to SET ROLE"),
     ):
         table.execute(statement)
         with pytest.raises(StoreRefused, match=words):

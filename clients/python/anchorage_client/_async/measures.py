@@ -274,7 +274,10 @@ def _judged(
     candidates: int | None,
 ) -> Json:
     """Return the fields of judged items. Judgements name rows, which ids become here."""
-    rows = {"query": _rows_of(query_ids, "query"), "document": _rows_of(document_ids, "document")}
+    rows = {
+        "query": _rows_of(query_ids, "query", queries, old_queries),
+        "document": _rows_of(document_ids, "document", documents, native_documents),
+    }
     return {
         "judgements": None
         if judgements is None
@@ -291,13 +294,18 @@ def _judged(
     }
 
 
-def _rows_of(ids: Sequence[Id] | None, what: str) -> dict[str, int] | None:
+def _rows_of(
+    ids: Sequence[Id] | None, what: str, *vectors: VectorsLike | None
+) -> dict[str, int] | None:
     """Return the row of each id, by its text; None without ids."""
     if ids is None:
         return None
     rows = {str(each): row for row, each in enumerate(ids)}
     if len(rows) < len(ids):
         raise ValueError(f"`{what}_ids` names one twice. Send a different id for each vector.")
+    for count in {len(each) for each in vectors if each is not None}:
+        if count != len(ids):
+            raise ValueError(f"`{what}_ids` has {len(ids)} ids for {count} vectors.")
     return rows
 
 
