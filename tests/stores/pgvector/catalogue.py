@@ -56,14 +56,22 @@ def catalogue(connection: Any, schema: str, *, names: bool = False) -> set[tuple
     return {each for each in renamed if "anchorage_" not in each[1]}
 
 
-def leftovers(connection: Any) -> list[str]:
-    """Return names and comments of ours in the database."""
+def leftovers(connection: Any, schema: str) -> list[str]:
+    """Return names and comments of ours in a schema: tests beside it migrate other tables."""
     rows = connection.execute(
-        "SELECT relname FROM pg_class WHERE relname ~ 'anchorage' UNION ALL "
-        "SELECT proname FROM pg_proc WHERE proname ~ 'anchorage' UNION ALL "
-        "SELECT tgname FROM pg_trigger WHERE tgname ~ 'anchorage' UNION ALL "
-        "SELECT conname FROM pg_constraint WHERE conname ~ 'anchorage' UNION ALL "
-        "SELECT typname FROM pg_type WHERE typname ~ 'anchorage' UNION ALL "
-        "SELECT description FROM pg_description WHERE description ~ 'anchorage'"
+        "WITH mine AS (SELECT oid, relname FROM pg_class "
+        "WHERE relnamespace = to_regnamespace(%(s)s)) "
+        "SELECT relname FROM mine WHERE relname ~ 'anchorage' UNION ALL "
+        "SELECT proname FROM pg_proc WHERE proname ~ 'anchorage' "
+        "AND pronamespace = to_regnamespace(%(s)s) UNION ALL "
+        "SELECT tgname FROM pg_trigger WHERE tgname ~ 'anchorage' "
+        "AND tgrelid IN (SELECT oid FROM mine) UNION ALL "
+        "SELECT conname FROM pg_constraint WHERE conname ~ 'anchorage' "
+        "AND connamespace = to_regnamespace(%(s)s) UNION ALL "
+        "SELECT typname FROM pg_type WHERE typname ~ 'anchorage' "
+        "AND typnamespace = to_regnamespace(%(s)s) UNION ALL "
+        "SELECT description FROM pg_description WHERE description ~ 'anchorage' "
+        "AND objoid IN (SELECT oid FROM mine)",
+        {"s": f'"{schema}"'},
     ).fetchall()
     return [row[0] for row in rows]

@@ -98,9 +98,9 @@ class Table:
         self.execute('DROP SCHEMA "{s}" CASCADE')
 
     def traces(self) -> list[str]:
-        """What a migration has left in the database."""
+        """What a migration has left in the schema of the table."""
         with self.connect() as connection:
-            return leftovers(connection)
+            return leftovers(connection, self.schema)
 
 
 def sweep(store: Store, migration: Migration, limit: int = 10) -> None:
