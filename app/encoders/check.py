@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain
+from threading import Event
 from typing import Literal
 
 import torch
@@ -149,19 +150,17 @@ def compare_with_client(
         "mean_cosine": float(drift.cosines(ours, theirs).mean()),
     }
     if deviation <= NEAR_DEVIATION:
-        is_rounded = deviation <= drift.HALF_DEVIATION
-        detail = (
-            EQUAL if is_rounded else f"the vectors differ by at most {deviation:.2%}, as noise may"
-        )
+        near = f"the vectors differ by at most {deviation:.2%}, as in half precision"
+        detail = EQUAL if deviation <= drift.HALF_DEVIATION else near
         return _make_result("unchanged", detail, **measures)
     texts = check_inputs(encoder, inputs.values, limits=services.limits, field="inputs")
-    left: list[bool] = []
-    context.on_departure(lambda: left.append(True))
+    left = Event()
+    context.on_departure(left.set)
     with services.take(services.turns.checks, context.project):
         variants = getattr(load_model(services, encoder), "variants", lambda texts: ())(texts)
         as_they_are = ("normalisation", "the lengths differ, the directions agree", ours)
         for cause, detail, made in chain([as_they_are], variants):
-            if left:
+            if left.is_set():
                 raise ClientLeft("The client left before its vectors were compared.")
             if float(drift.deviations(unit(made), unit(theirs)).max()) <= NEAR_DEVIATION:
                 return _make_result("different", detail, likely_cause=cause, **measures)

@@ -1,7 +1,7 @@
 """The lease of a migration: one job, step or synchronisation at a time works on its store.
 
 It ends LEASE_S after it was last renewed. Only its holder writes `position` and `found`. Others
-change the row by `change`, if nobody was faster.
+call `change`, which changes nothing if somebody else has changed the row since it was read.
 """
 
 from __future__ import annotations

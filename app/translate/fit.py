@@ -288,6 +288,7 @@ def _add_row(services: Services, context: RequestContext, row: tables.Translator
 
 def public_id(translator: Translator, row: tables.TranslatorRow) -> str:
     """A hash of content and fit: equal matrices of two methods have two reports."""
+    # Of bytes, so that the ids of earlier rows stay what they were.
     text = f"{content_hash(translator)} {row.method} {canonical_json(row.options).encode()!r}"
     if row.weights is not None:
         text += f" None {row.weights}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -153,17 +152,3 @@ def compare_definitions(url: str, tally: Tally, where: str, *, unvalidated: bool
         side = "lost" if (kind, each) in control else "new"
         tally.fault("definitions", f"{where}: {side} {kind} {each}")
     tally.count("definitions compared", where, len(control))
-
-
-def leftovers(url: str) -> Sequence[str]:
-    """Names of ours in the database."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        rows = connection.execute(
-            "SELECT relname FROM pg_class WHERE relname ~ 'anchorage' UNION ALL "
-            "SELECT proname FROM pg_proc WHERE proname ~ 'anchorage' UNION ALL "
-            "SELECT tgname FROM pg_trigger WHERE tgname ~ 'anchorage' UNION ALL "
-            "SELECT conname FROM pg_constraint WHERE conname ~ 'anchorage' UNION ALL "
-            "SELECT typname FROM pg_type WHERE typname ~ 'anchorage' UNION ALL "
-            "SELECT description FROM pg_description WHERE description ~ 'anchorage'"
-        ).fetchall()
-    return [row[0] for row in rows]

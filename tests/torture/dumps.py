@@ -11,7 +11,7 @@ from app.errors import StoreChanged, StoreUnsupported
 from app.stores.pgvector import PgvectorStore
 from app.stores.port import StoreLocation
 from tests.pgvector_server import PgvectorServer
-from tests.torture.definitions import compare_definitions, hidden_table, leftovers
+from tests.torture.definitions import compare_definitions, hidden_table
 from tests.torture.service import SOURCE_DIM, TARGET_DIM
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Dumps:
             store.close()
         table.compare(table.read(url), f"restored, {step}")
         compare_definitions(url, tally, f"restored, {step}", unvalidated=bool(refusal))
-        if not refusal and step != "rollback" and (names := leftovers(url)):
+        if not refusal and step != "rollback" and (names := table.leftovers(url)):
             tally.fault("leftovers", f"after a restore and {step}: {names}")
         tally.count("dumps", f"went on by {step}{refusal}")
         self.went_on += 1

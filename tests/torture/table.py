@@ -18,7 +18,8 @@ from typing import Any
 import psycopg
 
 from tests.pgvector_server import PgvectorServer
-from tests.torture.definitions import Alterations, compare_definitions, leftovers
+from tests.stores.pgvector.catalogue import leftovers
+from tests.torture.definitions import Alterations, compare_definitions
 from tests.torture.dumps import Dumps
 from tests.torture.service import SOURCE_DIM, vector_of
 from tests.torture.tally import Tally
@@ -182,10 +183,15 @@ class Table(World):
         with psycopg.connect(url or self.url, autocommit=True) as connection:
             return [Row(*row) for row in connection.execute(ROWS).fetchall()]
 
+    def leftovers(self, url: str | None = None) -> list[str]:
+        """Return names of ours in this database, or in a copy of it."""
+        with psycopg.connect(url or self.url, autocommit=True) as connection:
+            return leftovers(connection)
+
     def check_all(self) -> None:
         super().check_all()
         compare_definitions(self.url, self.tally, "after each migration")
-        if names := leftovers(self.url):
+        if names := self.leftovers():
             self.tally.fault("leftovers", str(names))
         with self.connect() as connection:
             connection.execute(

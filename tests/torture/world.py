@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,7 +33,7 @@ class Row(NamedTuple):
     moved: bool = False
 
 
-class World:
+class World(ABC):
     """A store, its clients and its saboteurs, which are threads of this process."""
 
     #: kind of the store, which is its name as well, and its address
@@ -55,13 +56,13 @@ class World:
         self.locks = [threading.Lock() for _ in range(CLIENTS)]
         self.threads: list[threading.Thread] = []
 
+    @abstractmethod
     def begin(self, pace: float) -> None:
         """Register the store, and start clients and saboteurs. pace: 1, or less in a short run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self) -> Iterable[Row]:
         """Return all rows that are not in doubt."""
-        raise NotImplementedError
 
     @contextmanager
     def switch(self, migration: Migration, state: str) -> Iterator[None]:
@@ -79,8 +80,10 @@ class World:
         self.compare(self.read(), "after each migration")
 
     def resolve(self) -> None:
-        """Undo what a step has refused."""
+        """Undo what a step has refused. Nothing, unless a store says otherwise."""
+        return
 
+    @abstractmethod
     def close(self) -> None:
         """Delete the store."""
 

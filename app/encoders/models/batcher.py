@@ -1,7 +1,8 @@
 """Batches of inputs from many requests.
 
 A *lane* is a thread that runs one batch after another. Turns go round the owners of requests:
-nobody waits behind all inputs of somebody else, and a batch takes one item an owner in each round.
+nobody waits behind all inputs of somebody else. A batch takes one item of each owner, then another
+of each, until it is full.
 """
 
 from __future__ import annotations

@@ -47,10 +47,10 @@ VARIANT_PROMPTS = (
     "search_document: ",
     "Represent this sentence for searching relevant passages: ",
 )
+VARIANT_POOLINGS = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens")
+
 #: texts that a check encodes at once: few activations in memory
 VARIANT_BATCH = 8
-
-VARIANT_POOLINGS = ("mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens")
 
 #: encoded when a model is loaded, so that a broken model, or one that cannot pad, fails then
 PROBE_TEXTS = ["Anchors hold.", "A longer sentence, so that the other one is padded."]

@@ -22,10 +22,9 @@ from app.maths.bootstrap.estimate import (
     wrong_seeds,
 )
 from app.maths.bootstrap.neighbours import graded_map, mutual_partners, no_beat
-from tests.maths.bootstrap.clouds import every, normal
+from tests.maths.bootstrap.clouds import normal
 
 seeds = st.integers(0, 2**31)
-NOBODY = torch.empty(0, 2, dtype=torch.int64)
 #: pools without twins
 APART = torch.eye(10), torch.eye(10)
 
@@ -39,14 +38,6 @@ def once(monkeypatch):
 
 def votes_on(x: Tensor, y: Tensor, pairs: Tensor, given: Tensor) -> Votes:
     return vote(x, y, pairs, given, seed=0, beat=no_beat)
-
-
-def votes_of(confirmed: list[float], ranks: list[float]) -> Votes:
-    return Votes(
-        every(len(confirmed)),
-        torch.tensor(confirmed, dtype=torch.float32),
-        torch.tensor(ranks, dtype=torch.float32),
-    )
 
 
 def test_agreement_counts_the_rows_that_both_pair():

@@ -56,22 +56,20 @@ def catalogue(connection: Any, schema: str, *, names: bool = False) -> set[tuple
     return {each for each in renamed if "anchorage_" not in each[1]}
 
 
-def leftovers(connection: Any, schema: str) -> list[str]:
-    """Return names and comments of ours in a schema: tests beside it migrate other tables."""
+def leftovers(connection: Any, schema: str | None = None) -> list[str]:
+    """Return names and comments of ours in a schema, or in the whole database."""
     rows = connection.execute(
-        "WITH mine AS (SELECT oid, relname FROM pg_class "
-        "WHERE relnamespace = to_regnamespace(%(s)s)) "
-        "SELECT relname FROM mine WHERE relname ~ 'anchorage' UNION ALL "
-        "SELECT proname FROM pg_proc WHERE proname ~ 'anchorage' "
-        "AND pronamespace = to_regnamespace(%(s)s) UNION ALL "
-        "SELECT tgname FROM pg_trigger WHERE tgname ~ 'anchorage' "
-        "AND tgrelid IN (SELECT oid FROM mine) UNION ALL "
-        "SELECT conname FROM pg_constraint WHERE conname ~ 'anchorage' "
-        "AND connamespace = to_regnamespace(%(s)s) UNION ALL "
-        "SELECT typname FROM pg_type WHERE typname ~ 'anchorage' "
-        "AND typnamespace = to_regnamespace(%(s)s) UNION ALL "
-        "SELECT description FROM pg_description WHERE description ~ 'anchorage' "
-        "AND objoid IN (SELECT oid FROM mine)",
-        {"s": f'"{schema}"'},
+        "SELECT name FROM (SELECT relnamespace, relname FROM pg_class "
+        "UNION ALL SELECT pronamespace, proname FROM pg_proc "
+        "UNION ALL SELECT relnamespace, tgname FROM pg_trigger t JOIN pg_class c "
+        "ON c.oid = t.tgrelid "
+        "UNION ALL SELECT connamespace, conname FROM pg_constraint "
+        "UNION ALL SELECT typnamespace, typname FROM pg_type "
+        "UNION ALL SELECT relnamespace, description FROM pg_description d "
+        "LEFT JOIN pg_class c ON c.oid = d.objoid "
+        "AND d.classoid = 'pg_class'::regclass) AS all_names (namespace, name) "
+        "WHERE name ~ 'anchorage' "
+        "AND (%(s)s::text IS NULL OR namespace = to_regnamespace(%(s)s::text))",
+        {"s": schema},
     ).fetchall()
     return [row[0] for row in rows]
