@@ -267,6 +267,7 @@ def test_the_script_of_the_page_removes_everything(table: Table, cut_over: bool)
     page = (Path(__file__).parents[3] / "docs/how-to/pgvector.md").read_text()
     [script] = re.findall(r"```text\n(DO .anchorage_uninstall.*?)```", page, re.DOTALL)
     store, _ = begin(table, cut_over=cut_over)
+    assert len(table.traces()) > 5
     with table.connect() as connection:
         connection.execute(f'SET search_path = "{table.schema}", public')
         connection.execute(script.replace("public", table.schema))
