@@ -1,7 +1,8 @@
 """Threads that compute matrix products: one lane a core, one torch thread a lane.
 
 Two products with two threads each on two cores spend their time waiting for each other. Lanes take
-spans of rows in turns from all requests: a single request gets all cores, several share them.
+spans of rows in turns from all owners, and of each from all its requests: a single request gets all
+cores, several share them.
 """
 
 from __future__ import annotations
@@ -48,10 +49,6 @@ class _Task:
         self._lock = threading.Lock()
         self.future: Future[None] = Future()
 
-    @property
-    def spans(self) -> int:
-        return self._left
-
     def run_one(self) -> bool:
         """Compute the next span; return whether there may be another."""
         with self._lock:
@@ -83,8 +80,10 @@ class Lanes:
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+        #: the tasks that wait; the owner whose turn was longest ago first
+        self._owners: dict[str, list[_Task]] = {}
 
-    def submit(self, span: Span, rows: int, step: int) -> Future[None]:
+    def submit(self, span: Span, rows: int, step: int, owner: str = "") -> Future[None]:
         """Call `span` for all rows, `step` at a time, in any order.
 
         The rows of an AnchorageError are rows of the request, not of the span.
@@ -93,8 +92,9 @@ class Lanes:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.count, self._name, partial(use_threads, 1))
-            for _ in range(min(self.count, task.spans)):
-                self._pool.submit(self._take_turn, self._pool, task)
+            for _ in range(min(self.count, -(-rows // step))):
+                self._owners.setdefault(owner, []).append(task)
+                self._pool.submit(self._work)
         if rows == 0:
             task.future.set_result(None)
         return task.future
@@ -106,12 +106,16 @@ class Lanes:
         if pool is not None:
             pool.shutdown()
 
-    def _take_turn(self, pool: ThreadPoolExecutor, task: _Task) -> None:
-        """Compute the next span of a task, and queue the task behind all others."""
-        if not task.run_one():
-            return
-        try:
-            pool.submit(self._take_turn, pool, task)
-        except RuntimeError:  # the lanes are closing
-            while task.run_one():
-                pass
+    def _work(self) -> None:
+        """Compute spans, the next of each owner in turn, until none waits."""
+        while True:
+            with self._lock:
+                if not self._owners:
+                    return
+                owner, (task, *others) = next(iter(self._owners.items()))
+                del self._owners[owner]
+                if others:
+                    self._owners[owner] = others
+            if task.run_one():
+                with self._lock:
+                    self._owners.setdefault(owner, []).append(task)

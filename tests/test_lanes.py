@@ -90,6 +90,20 @@ def test_a_small_task_among_a_huge_one_waits_for_a_few_of_its_spans_only():
     lanes.close()
 
 
+def test_one_owners_task_waits_for_one_span_of_each_other_and_not_for_all_of_their_tasks():
+    lanes, held, order = Lanes(1), Held(), []
+    flood = [lanes.submit(held, 1, 1, "flood")]
+    assert held.begun.acquire(timeout=SOON_S)
+    for _ in range(50):
+        flood.append(lanes.submit(lambda start, stop: order.append("flood"), 3, 1, "flood"))
+    single = lanes.submit(lambda start, stop: order.append("single"), 3, 1, "single")
+    held.may.release()
+    wait([*flood, single], SOON_S)
+    assert [place for place, owner in enumerate(order) if owner == "single"] == [1, 3, 5]
+    assert len(order) == 153
+    lanes.close()
+
+
 def test_alone_a_task_has_all_lanes_at_once():
     lanes, together = Lanes(3), threading.Barrier(3)
     lanes.submit(lambda start, stop: together.wait(SOON_S), 3, 1).result(SOON_S)

@@ -140,7 +140,7 @@ def embed(
         served = prepare_map(services, context, model.translation, model.pair)
         warnings = [*served.warnings, *warnings]
         with blaming("input"):
-            vectors = served.start(services, vectors).result().vectors
+            vectors = served.start(services, context.project, vectors).result().vectors
     elif asked < dim:
         # Models that were trained for it (Matryoshka) lose little; others lose more.
         vectors = vectors[:, :asked]

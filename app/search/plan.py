@@ -334,4 +334,4 @@ def _bridge(
     incoming.reserve_answer(services, context, "queries", len(vectors), dim=row.encoder.dim)
     served = prepare_map(services, context, back)
     with blaming("queries"):
-        return served, served.start(services, vectors).result().vectors
+        return served, served.start(services, context.project, vectors).result().vectors

@@ -256,7 +256,7 @@ async def score_candidates(
             the translations
     """
     scores, old, translated, (weight, chosen_by) = await to_thread.run_sync(
-        _score, services, scoring, stored, counts, known
+        _score, services, context.project, scoring, stored, counts, known
     )
     warnings = [*warnings_about_change(*scoring.encoders)]
     warnings += [] if scoring.served is None else scoring.served.warnings
@@ -284,6 +284,7 @@ async def score_candidates(
 
 def _score(
     services: Services,
+    project: str,
     scoring: Scoring,
     stored: Tensor,
     counts: Sequence[int],
@@ -301,7 +302,7 @@ def _score(
         readable = stored.float() if stored.dtype is torch.float16 else stored
         scores = old = maths.cosines(scoring.old_queries, readable, counts)
     if served is not None:
-        translated = served.start(services, stored).result()
+        translated = served.start(services, project, stored).result()
         if known is not None:
             places, vectors = known
             translated.vectors[places] = vectors.float()

@@ -127,8 +127,8 @@ class ServedMap:
         assert isinstance(self.factor, Translator)
         return self.factor
 
-    def start(self, services: Services, vectors: Tensor) -> Product:
-        """Start mapping vectors of the right shape.
+    def start(self, services: Services, project: str, vectors: Tensor) -> Product:
+        """Start mapping vectors of the right shape; turns go round the projects.
 
         A small product is computed here, and raises NonFinite and OutOfRange here.
         """
@@ -154,7 +154,8 @@ class ServedMap:
         # A few rows are divided among the lanes too: alone, a request should use every core.
         share = max(FEWEST_ROWS_PER_STEP, -(-count // services.lanes.count))
         most = max(FEWEST_ROWS_PER_STEP, STEP_MULTIPLICATIONS // multiplications)
-        future = services.lanes.submit(span, count, min(share, most, maths.ROWS_PER_STEP))
+        step = min(share, most, maths.ROWS_PER_STEP)
+        future = services.lanes.submit(span, count, step, owner=project)
         return Product(TranslatedRows(out, at_mean, outside), vectors, future)
 
     def _map_rows(self, vectors: Tensor, out: Tensor) -> RowFlags | None:

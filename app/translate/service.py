@@ -329,7 +329,7 @@ def apply_map(
     )
     served = prepare_map(services, context, request, pair)
     with blaming(field):
-        output = served.start(services, read.vectors).result()
+        output = served.start(services, context.project, read.vectors).result()
     about = [] if inputs is None else warnings.warnings_about_change(space.encoder)
     return MappedVectors(output, served, read.truncated, [*served.warnings, *about])
 
@@ -360,7 +360,7 @@ async def serve_map(
         return await to_thread.run_sync(work)
     context.reserve_bytes(len(vectors) * served.dims[1] * number_bytes)
     try:
-        product = served.start(services, vectors)
+        product = served.start(services, context.project, vectors)
         await product.wait()
         return MappedVectors(product.result(), served, (), served.warnings)
     except AnchorageError as error:
