@@ -50,7 +50,7 @@ def test_a_long_fit_is_queued_once_and_the_repetition_finds_it(short, stocked_se
     vectors = some(3, 3)
     apart = replace(stocked_services, cache=Cache(2**20))
     expected = apply.apply_map(apart, CONTEXT, plan(), vectors=vectors).output.vectors
-    assert torch.equal(served.start(short, vectors).result().vectors, expected)
+    assert torch.equal(served.start(short, "", vectors).result().vectors, expected)
 
 
 def test_requests_of_one_fit_share_a_job_whatever_else_they_ask_for(short, stocked_services):

@@ -43,7 +43,7 @@ def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(lanes
     served = translator(name=method)
     vectors = normal(2, count, 8).float()
     vectors[count // 2] = served.source_mean
-    made = serve(served).start(lanes, vectors).result()
+    made = serve(served).start(lanes, "", vectors).result()
     plain = maths.apply(served, vectors)
     torch.testing.assert_close(made.vectors, plain.vectors, rtol=0, atol=1e-5)
     assert made.at_mean.tolist() == plain.at_mean.tolist()
@@ -57,7 +57,7 @@ def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
     wrong = [3, ROWS_PER_STEP, ROWS_PER_STEP + 1, 4 * ROWS_PER_STEP - 1]
     vectors[wrong, 5] = bad
     with pytest.raises(AnchorageError) as caught:
-        serve(translator()).start(lanes, vectors).result()
+        serve(translator()).start(lanes, "", vectors).result()
     assert isinstance(caught.value, OutOfRange if bad == 1e31 else NonFinite)
     assert (caught.value.rows, caught.value.row_count) == (wrong, 4)
     assert f"4 of {4 * ROWS_PER_STEP}" in caught.value.detail
@@ -79,7 +79,7 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     monkeypatch.setattr(ServedMap, "_map_rows", lambda *arguments: steps.append(arguments))
 
     async def ask():
-        running = serve(translator()).start(on_sqlite, normal(2, 3 * ROWS_PER_STEP, 8).float())
+        running = serve(translator()).start(on_sqlite, "", normal(2, 3 * ROWS_PER_STEP, 8).float())
         waiting = asyncio.ensure_future(running.wait())
         await asyncio.sleep(0.01)
         waiting.cancel()

@@ -53,6 +53,8 @@ def test_a_server_that_is_frozen_or_gone_is_unavailable_within_seconds(
     store, fresh = ChromaStore(location), ChromaStore(location)
     assert store.facts().rows == 20
     os.kill(own_server.process.pid, signal.SIGSTOP)
+    threads = list(Path(f"/proc/{own_server.process.pid}/task").glob("*/stat"))
+    until(lambda: all(") T " in each.read_text() for each in threads))  # a busy core stops late
     watch = Stopwatch()
     for each in (store, fresh):
         with pytest.raises(StoreUnavailable):
