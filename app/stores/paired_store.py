@@ -16,7 +16,7 @@ import numpy as np
 
 from app.errors import StoreChanged, StoreUnavailable, StoreUnsupported
 from app.stores.answers import MAX_CONTENT_BYTES, read_parts, rows_a_read
-from app.stores.common import as_json, attempts, find_text, page_of, rows_checksum
+from app.stores.common import as_json, attempts, page_of, rows_checksum, texts_of
 from app.stores.port import (
     Cursor,
     HearRows,
@@ -31,6 +31,7 @@ from app.stores.port import (
     StoreLocation,
     StoreNote,
     StoreVectors,
+    TextPage,
 )
 
 #: rows that are compared, copied or deleted at once
@@ -46,7 +47,7 @@ INDEX_S = 24 * 3600
 RESULTS_A_CALL = 50_000
 
 #: served pages whose rows are remembered until they are written
-PAGES_REMEMBERED = 2
+PAGES_REMEMBERED = 8
 
 NOT_COMPARED = StoreNote(
     "vectors-not-compared",
@@ -173,6 +174,10 @@ class PairedStore(Store):
     ) -> None:
         """Insert or replace at most ROWS_A_WRITE rows, with these vectors; None: without."""
 
+    def write_vectors(self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors) -> None:
+        """Replace the vectors of rows that clients see, and, where the store can, nothing else."""
+        self.write_all(place, rows, vectors)
+
     @abstractmethod
     def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
         """Delete at most ROWS_A_PAGE rows."""
@@ -283,17 +288,41 @@ class PairedStore(Store):
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
         sides = self.find_sides()
-        place = sides.place(side)
-        # `write` copies the rows that were translated, and not what a client writes meanwhile
-        keep = side == "old" and sides.phase == "open"
+        place, keep = sides.place(side), side == "old" and sides.phase == "open"
+        rows, cursor = self._serve(place, cursor, limit, content=keep, keep=keep)
+        return Page([row.id for row in rows], stack_rows(rows, self.dim_of(place)), cursor)
+
+    def scroll_texts(self, cursor: Cursor | None, limit: int) -> TextPage:
+        self.text_template()
+        sides = self.find_sides()
+        rows, cursor = self._serve(
+            sides.old, cursor, limit, content=True, keep=sides.phase == "open"
+        )
+        return TextPage([row.id for row in rows], [self.text_of(row) for row in rows], cursor)
+
+    def text_of(self, row: StoredRow) -> str | None:
+        """Return the text of a row; None also in a store without `text_field`."""
+        if (self.location.text_field or self.default_text_field) is None:
+            return None
+        template = self.text_template()
+        return template.fill(texts_of(row.payload, template.fields))
+
+    def _serve(
+        self, place: Any, cursor: Cursor | None, limit: int, *, content: bool, keep: bool
+    ) -> tuple[list[StoredRow], Cursor | None]:
+        """Return the next rows with a vector.
+
+        keep  for `write`: it copies rows as they were when their new vectors were made, and not
+              what a client writes meanwhile
+        """
         while True:
-            rows, cursor = self.rows_after(place, cursor, limit, vectors=True, content=keep)
+            rows, cursor = self.rows_after(place, cursor, limit, vectors=True, content=content)
             if keep:
                 with self._served_lock:
                     self._served.append({row.id: row for row in rows})
-            page = self._page(place, rows, cursor)
-            if len(page.ids) or cursor is None:
-                return page
+            rows = [row for row in rows if row.vector is not None]
+            if rows or cursor is None:
+                return rows, cursor
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
         return self._fetch(self.find_sides().place(side), ids)
@@ -338,10 +367,16 @@ class PairedStore(Store):
         """Return an id as the store writes it; None for one that no row can have."""
         return id  # type: ignore[no-any-return]
 
-    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
-        place = self.find_sides().visible
-        rows = self._rows_by(place, ids, vectors=False, content=True)
-        return [None if row is None else find_text(row.payload, field) for row in rows]
+    def read_fields(
+        self, ids: Sequence[StoreId], fields: Sequence[str]
+    ) -> Sequence[Mapping[str, str | None]]:
+        rows = self._rows_by(self.find_sides().visible, ids, vectors=False, content=True)
+        return [texts_of({} if row is None else row.payload, fields) for row in rows]
+
+    def name_texts(self, ids: Sequence[StoreId]) -> Sequence[str]:
+        rows = self._rows_by(self.find_sides().visible, ids, vectors=False, content=True)
+        payloads = [row.payload for row in rows if row is not None]
+        return sorted({name for each in payloads for name in each if isinstance(each[name], str)})
 
     def _rows_by(
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
@@ -366,10 +401,6 @@ class PairedStore(Store):
             yield rows
             if cursor is None:
                 return
-
-    def _page(self, place: Any, rows: Sequence[StoredRow], cursor: Cursor | None) -> Page:
-        kept = [row for row in rows if row.vector is not None]
-        return Page([row.id for row in kept], stack_rows(kept, self.dim_of(place)), cursor)
 
     def take_served(self, ids: Collection[StoreId]) -> dict[StoreId, StoredRow]:
         """Return the rows that a scroll served last, as it served them."""

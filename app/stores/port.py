@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import InvalidFilter, StoreUnsupported
-from app.stores.text_templates import parse_template
+from app.stores.text_templates import TextTemplate, parse_template
 
 #: the id of a row, in the store's own type; UUIDs are text
 StoreId = str | int
@@ -122,6 +122,15 @@ class Page:
 
 
 @dataclass(frozen=True, eq=False)
+class TextPage:
+    """Rows with their texts; None where there is none. cursor: as that of a Page."""
+
+    ids: Sequence[StoreId]
+    texts: Sequence[str | None]
+    cursor: Cursor | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Search:
     """What a search asks for: the k nearest rows of each query (q, d).
 
@@ -167,6 +176,8 @@ class Changes:
     """Rows that other clients wrote or deleted since the last call of `apply`.
 
     vectors    (n, d) present vectors of `ids` on the side that clients write
+    same_text  those of `ids` whose text is known to be that of the other side, so that a vector
+               which was made of it there is still right
     deleted    ids whose rows no longer exist
     token      what `apply` acknowledges
     truncated  a client deleted all rows at once: it counts as one change
@@ -176,6 +187,7 @@ class Changes:
     ids: Sequence[StoreId]
     vectors: StoreVectors
     deleted: Sequence[StoreId] = ()
+    same_text: Sequence[StoreId] = ()
     token: Any = None
     truncated: bool = False
     cut_over: bool | None = None
@@ -218,11 +230,24 @@ class Store(ABC):
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
         """Return the rows of these ids that exist, in the order of `ids`."""
 
+    def scroll_texts(self, cursor: Cursor | None, limit: int) -> TextPage:
+        """Return the texts of the rows that `scroll` returns of the old side.
+
+        Raises StoreUnsupported.
+        """
+        page = self.scroll(cursor, limit)
+        return TextPage(page.ids, self.texts(page.ids), page.cursor)
+
     def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
         """Return the text of each row, by `text_field`; None where there is none.
 
         Raises StoreUnsupported.
         """
+        template = self.text_template()
+        return [template.fill(each) for each in self.read_fields(ids, template.fields)]
+
+    def text_template(self) -> TextTemplate:
+        """Return how the text of a row is made. Raises StoreUnsupported."""
         field = self.location.text_field or self.default_text_field
         if field is None:
             raise StoreUnsupported(
@@ -230,18 +255,21 @@ class Store(ABC):
                 "it again with the field that holds the text.",
                 field="text_field",
             )
-        template = parse_template(field)
-        if template is None:
-            return self.read_field(ids, field)
-        columns = {name: self.read_field(ids, name) for name in template.fields}
-        return [
-            template.fill({name: texts[row] for name, texts in columns.items()})
-            for row in range(len(ids))
-        ]
+        return parse_template(field)
 
-    @abstractmethod
-    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
-        """Return the text in a field of each row; None without. Raises StoreUnsupported."""
+    def read_fields(
+        self, ids: Sequence[StoreId], fields: Sequence[str]
+    ) -> Sequence[Mapping[str, str | None]]:
+        """Return the texts in some fields of each row; None without. Raises StoreUnsupported."""
+        raise StoreUnsupported(
+            f"Stores of kind {self.location.kind!r} hold no texts. Leave out `text_field`, and "
+            "send the texts of results to `/rescore`.",
+            field="text_field",
+        )
+
+    def name_texts(self, ids: Sequence[StoreId]) -> Sequence[str]:
+        """Return the fields of these rows that hold texts, in a store whose rows differ in them."""
+        return []
 
     def search(self, wanted: Search) -> Sequence[Hits]:
         """Return the rows of each query. Raises StoreUnsupported, InvalidFilter."""
@@ -335,6 +363,15 @@ class Migration(NewVectors):
     @abstractmethod
     def apply(self, changes: Changes, vectors: StoreVectors) -> None:
         """Write the translated vectors (n, d) of changes to the other side, and acknowledge."""
+
+    @abstractmethod
+    def rewrite(self, seen: Page, vectors: StoreVectors) -> Sequence[StoreId]:
+        """Replace vectors (n, d) that clients see, where they are still those of `seen`.
+
+        seen  rows as they were before their texts were read, of which `vectors` are made
+        Returns the ids of the rows that were written; others are newer, or locked by a client.
+        They are no changes of a client: `changes` names such a row at most in `same_text`.
+        """
 
     def requeue_different(self) -> int | None:
         """Make rows wait for `apply` that differ between both sides, though no change waits.

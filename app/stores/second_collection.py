@@ -115,7 +115,7 @@ class SecondCollection(Migration):
         sides = self._store.find_sides(self._tag)
         source: Side = "new" if sides.phase == "cut" else "old"
         if self._filling or sides.phase not in ("open", "cut"):
-            return Changes([], stack_rows([], self._dim), [], (source, []))
+            return Changes([], stack_rows([], self._dim), token=(source, []))
         if self._compared != source or not (self._comparison or self._rows or self._gone):
             self._rows, self._gone, self._compared = [], [], source
             self._comparison = self._differences(source, array("Q"))
@@ -129,7 +129,16 @@ class SecondCollection(Migration):
         rows = list({row.id: row for row in self._rows}.values())  # a scan may repeat rows
         gone = list(self._gone)
         vectors = stack_rows(rows, self._store.dim_of(sides.place(source)))
-        return Changes([row.id for row in rows], vectors, gone, (source, rows))
+        ids = [row.id for row in rows]
+        there = self._store.rows_of(sides.place(opposite(source)), ids, vectors=False, content=True)
+        same = [
+            row.id
+            for row in rows
+            if row.id in there
+            and self._store.text_of(row) is not None
+            and self._store.text_of(row) == self._store.text_of(there[row.id])
+        ]
+        return Changes(ids, vectors, gone, same, (source, rows))
 
     def apply(self, changes: Changes, vectors: StoreVectors) -> None:
         sides = self._require("open", "cut")
@@ -147,6 +156,20 @@ class SecondCollection(Migration):
         if known and source == "old":  # they have no new vector; an old one stays as it is
             self._store.delete_all(target, list(known))
         self._rows, self._gone = [], []
+
+    def rewrite(self, seen: Page, vectors: StoreVectors) -> Sequence[StoreId]:
+        """A write of a client between the comparison and the write, some milliseconds, may lose."""
+        place = self._require("open", "cut").visible
+        found = self._store.rows_of(place, seen.ids, vectors=True, content=True)
+        kept = [
+            number
+            for number, id in enumerate(seen.ids)
+            if id in found and np.array_equal(found[id].vector, seen.vectors[number])  # type: ignore[arg-type]
+        ]
+        rows = [found[seen.ids[number]] for number in kept]
+        if rows:
+            self._store.write_vectors(place, rows, vectors[kept])
+        return [row.id for row in rows]
 
     def _differences(self, source: Side, seen: array[int]) -> Iterator[Differences]:
         """Yield rows that the other side lacks or has otherwise, then those that only it has.

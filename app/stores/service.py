@@ -47,6 +47,9 @@ _StoreContents = tuple[StoreFacts, Capabilities, StoreVectors, Sequence[StoreId]
 #: ids of foreign rows that an answer names
 MAX_FOREIGN_IDS = 20
 
+#: fields with text that an error names
+MAX_FIELDS_SHOWN = 20
+
 
 def create_store(services: Services, context: RequestContext, new: NewStore) -> StoreOut:
     """Connect a store, read its facts, compare its vectors with the anchors, and add its row.
@@ -117,13 +120,24 @@ async def look_at_store(services: Services, project: str, name: str) -> StoreOut
 def _read(store: Store, *, texts: bool = False) -> _StoreContents:
     """Read a store. Raises StoreUnsupported if `texts` are required, and none is found."""
     facts, sample = store.facts(), store.sample(CHECKED_ROWS)
-    if texts and len(sample.ids) and not any(store.texts(sample.ids)):
-        raise StoreUnsupported(
-            f"None of {len(sample.ids)} sampled rows has text in `{store.location.text_field}`. "
-            "Name the field that holds the text in `text_field`, or leave it out.",
-            field="text_field",
-        )
+    if texts and len(sample.ids):
+        _require_texts(store, sample.ids)
     return facts, store.capabilities, sample.vectors, sample.ids
+
+
+def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
+    """Raises StoreUnsupported for a field of `text_field` in which no row has text."""
+    fields = store.text_template().fields
+    rows = store.read_fields(ids, fields)
+    for each in fields:
+        if not any(row[each] for row in rows):
+            named = ", ".join(store.name_texts(ids)[:MAX_FIELDS_SHOWN])
+            raise StoreUnsupported(
+                f"None of {len(ids)} sampled rows has text in `{each}`."
+                f"{f' These fields have: {named}.' if named else ''} Name the field that holds the "
+                "text in `text_field`, or leave it out.",
+                field="text_field",
+            )
 
 
 def _describe(

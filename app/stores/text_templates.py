@@ -15,7 +15,10 @@ MAX_FIELDS = 8
 
 @dataclass(frozen=True)
 class TextTemplate:
-    """The parts of a template: a literal, the field after it, and its most characters, if any."""
+    """The parts of a template: a literal, the field after it, and its most characters, if any.
+
+    The name of a field alone is a template of one part.
+    """
 
     parts: Sequence[tuple[str, str | None, int | None]]
 
@@ -26,17 +29,17 @@ class TextTemplate:
 
     def fill(self, values: Mapping[str, str | None]) -> str | None:
         """Return the text of a row, in which a missing field is empty; None without any field."""
-        if not any(values[name] for name in self.fields):
+        if not any(values.values()):
             return None
         return "".join(
             literal + ((name and values[name]) or "")[:most] for literal, name, most in self.parts
         )
 
 
-def parse_template(text: str) -> TextTemplate | None:
-    """Return the template; None for the name of one field."""
+def parse_template(text: str) -> TextTemplate:
+    """Return the template. Raises InvalidRequest."""
     if "{" not in text and "}" not in text:
-        return None
+        return TextTemplate([("", text, None)])
     parts = []
     try:
         for literal, name, size, conversion in Formatter().parse(text):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.errors import MigrationActive, StoreRefused, StoreUnsupported, WrongState
+from app.errors import MigrationActive, StoreChanged, StoreRefused, StoreUnsupported, WrongState
 from app.stores.port import Migration, Search, Side, Store, StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.all_cases import CASES, EMBEDDED, LIVE
@@ -97,6 +97,20 @@ def test_texts_of_a_field_and_of_a_template(
     template = f"passage: {{{store.location.text_field or 'text'}:4}}."
     monkeypatch.setattr(store, "location", replace(store.location, text_field=template))
     assert list(store.texts(case.ids(3, 49))) == ["passage: item."] * 2
+
+
+def test_texts_are_scrolled_in_the_order_of_the_rows(case: StoreCase, store: Store) -> None:
+    if not case.has_payloads:
+        return
+    ids, texts, cursor = [], [], None
+    while True:
+        page = store.scroll_texts(cursor, 7)
+        assert len(page.ids) == len(page.texts) <= 7
+        ids, texts, cursor = [*ids, *page.ids], [*texts, *page.texts], page.cursor
+        if cursor is None:
+            break
+    assert ids == every(store)[0]
+    assert texts == [f"item {each} é" for each in numbers_of(ids)]
 
 
 def test_searches_find_the_nearest_rows(case: StoreCase, store: Store) -> None:
@@ -317,6 +331,62 @@ def test_a_synchronisation_finds_the_changes_of_clients(moving) -> None:
     assert seen == 30
     assert again.count() == len(case.read(location)) == 78
     assert len(again.changes(10)) == 0
+
+
+def test_a_changed_text_is_told_from_other_changes(moving) -> None:
+    case, location, store, migration = moving
+    migration.prepare()
+    vectors = dict(zip(*every(store), strict=True))
+    page = store.scroll_texts(None, 50)
+    [late, text, other] = case.ids(7, 8, 9)
+    case.change_text(location, late, "another text")  # after it was read
+    migration.write(page.ids, translate(None, np.stack([vectors[each] for each in page.ids])))
+    migration.build_index()
+    case.change_text(location, text, "another text")
+    number = {**rows(case, 1, 9).payloads[0], "number": 1000}
+    case.insert(location, Rows([other], vectors[other][None], [number]))
+    changes = migration.changes(100)
+    assert (set(changes.ids), set(changes.same_text)) == ({late, text, other}, {other})
+    assert set(store.texts(changes.ids)) == {"another text", "item 9 é"}
+    migration.apply(changes, translate(None, -changes.vectors))
+    assert len(migration.changes(100)) == 0
+    expected = translate(None, -np.stack([vectors[late], vectors[text]]))
+    assert np.allclose(migration.read([late, text]).vectors, expected, atol=1e-3)
+    migration.cutover(translate)
+    with pytest.raises((WrongState, StoreChanged)):
+        migration.write([late], expected[:1], replace=True)
+    case.change_text(location, text, "a third text")
+    changes = migration.changes(100)
+    assert (list(changes.ids), list(changes.same_text)) == ([text], [])
+    migration.apply(changes, vectors[late][None])
+    assert np.allclose(store.fetch([text]).vectors, vectors[late], atol=1e-3)
+
+
+def test_a_rewritten_vector_is_no_change_and_loses_to_a_newer_write(moving) -> None:
+    case, location, store, migration = moving
+    fill_migration(store, migration)
+    wanted = rows(case, 3, 70)
+    visible: list[tuple[Side, Side]] = [("new", "old"), ("old", "new")]
+    for number, (side, hidden) in enumerate(visible):
+        (migration.cutover if side == "new" else migration.rollback)(
+            translate if side == "new" else translate_back
+        )
+        ids = case.ids(1, 2, 3)
+        seen, before = store.fetch(ids, side), store.fetch(ids, hidden).vectors
+        payload = {**rows(case, 1, 2).payloads[0], "number": 1000 + number}
+        case.insert(location, Rows(ids[1:2], -seen.vectors[1:2], [payload]))
+        vectors = translate(None, wanted.vectors) if side == "new" else wanted.vectors
+        payloads = {id: payload for id, (_, payload) in case.read(location).items()}
+        assert sorted(migration.rewrite(seen, vectors)) == sorted([ids[0], ids[2]])
+        expected = np.stack([vectors[0], -seen.vectors[1], vectors[2]])
+        assert np.allclose(store.fetch(ids, side).vectors, expected, atol=1e-3)
+        assert {id: payload for id, (_, payload) in case.read(location).items()} == payloads
+        changes = migration.changes(100)
+        assert ids[1] in changes.ids
+        assert set(changes.ids) - {ids[1]} <= set(changes.same_text) <= {*ids}
+        drain(migration, translate_back if side == "new" else translate)
+        assert np.allclose(store.fetch([ids[0], ids[2]], hidden).vectors, before[[0, 2]], atol=1e-3)
+        assert migration.rewrite(seen, vectors) == []
 
 
 def test_a_row_without_a_direction_is_reported_once(tmp_path: Path) -> None:

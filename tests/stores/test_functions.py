@@ -15,7 +15,8 @@ from app.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from app.stores.common import find_cause, row_number, rows_checksum, store_faults
+from app.stores.answers import MAX_TEXT
+from app.stores.common import find_cause, row_number, rows_checksum, store_faults, texts_of
 from app.stores.hidden_urls import hide_url
 from app.stores.registry import CONNECTORS, require_known_options
 from app.stores.text_templates import parse_template
@@ -71,10 +72,24 @@ def test_a_field_of_ids_is_refused_where_a_connector_would_ignore_it(kind: str) 
         require_known_options(kind, {}, "topic")
 
 
-def test_a_template_is_filled_and_a_name_is_none() -> None:
-    assert parse_template("body") is None
+@pytest.mark.parametrize("odd", [None, 7, 1.5, True, ["a"], {"a": "b"}, "half \ud800 a character"])
+def test_what_is_no_text_is_none(odd: object) -> None:
+    assert texts_of({"body": odd, "meta": {"body": odd}}, ["body", "meta.body", "b.c"]) == {
+        "body": None,
+        "meta.body": None,
+        "b.c": None,
+    }
+
+
+def test_texts_are_cut_and_otherwise_as_they_are() -> None:
+    texts = ["", "   ", "\0 a", "\u200b", "x" * (1 << 20)]
+    found = [texts_of({"a": {"b": each}}, ["a.b"])["a.b"] for each in texts]
+    assert found == [*texts[:-1], "x" * MAX_TEXT]
+
+
+def test_a_template_is_filled() -> None:
+    assert parse_template("body").fill({"body": "long text"}) == "long text"
     template = parse_template("passage: {title}. {meta.body:3}")
-    assert template is not None
     assert template.fields == ["title", "meta.body"]
     assert template.fill({"title": "A", "meta.body": "long text"}) == "passage: A. lon"
     assert template.fill({"title": None, "meta.body": "b"}) == "passage: . b"

@@ -167,6 +167,10 @@ class ChromaStore(PairedStore):
                 metadatas=[each or None for each in contents],
             )
 
+    def write_vectors(self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors) -> None:
+        with faults():
+            place.update(ids=[row.id for row in rows], embeddings=np.asarray(vectors, np.float32))
+
     def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
         with faults():
             place.delete(ids=list(ids))

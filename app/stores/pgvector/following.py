@@ -15,10 +15,9 @@ from typing import Any, LiteralString
 
 import numpy as np
 import psycopg
-from pgvector import HalfVector, Vector
 from psycopg import sql
 
-from app.errors import DimensionMismatch, NonFinite, StoreChanged, StoreUnavailable
+from app.errors import DimensionMismatch, StoreChanged, StoreUnavailable, WrongState
 from app.stores.pgvector.checks import (
     new_type,
     require_capture,
@@ -32,9 +31,10 @@ from app.stores.pgvector.second_table import (
     copy_indexes,
     create_queue,
     create_second,
+    differing_texts,
     start_capture,
 )
-from app.stores.pgvector.tables import PgLayout, PgState, load_layout, name_of, traces_of
+from app.stores.pgvector.tables import PgLayout, PgState, PgTable, load_layout, name_of, traces_of
 from app.stores.port import Changes, Migration, Page, StoreId, StoreLocation, StoreVectors
 
 #: captured writes of one transaction, which locks their rows
@@ -78,18 +78,21 @@ class Follower:
 
         Numbers are not taken up to the largest: a transaction may commit a smaller one later.
         """
-        query: LiteralString = "SELECT seq, key::text FROM {queue} ORDER BY seq LIMIT %s"
+        query: LiteralString = "SELECT seq, key::text, rows_only FROM {queue} ORDER BY seq LIMIT %s"
         found = self._run(query, [limit]).fetchall()
-        is_number = self.layout.seen.key_type == "bigint"
-        texts = dict.fromkeys(key for _, key in found if key is not None)
-        ids: list[StoreId] = [int(key) if is_number else key for key in texts]
-        page = self.layout.seen.fetch(ids)
+        read = int if self.layout.seen.key_type == "bigint" else str
+        ids: dict[StoreId, bool] = {}
+        for _, key, rows_only in found:
+            if key is not None:
+                ids[read(key)] = rows_only and ids.get(read(key), True)
+        page = self.layout.seen.fetch(list(ids))
         return Changes(
             page.ids,
             page.vectors,
             [each for each in ids if each not in set(page.ids)],
-            token=[seq for seq, _ in found],
-            truncated=any(key is None for _, key in found),
+            [each for each in page.ids if ids[each]],
+            token=[seq for seq, *_ in found],
+            truncated=any(key is None for _, key, _ in found),
             cut_over=self.layout.state.is_cut_over,
         )
 
@@ -97,6 +100,27 @@ class Follower:
         """Copy the rows of these ids that exist, with new vectors."""
         tail: LiteralString = "JOIN {incoming} ON i.key = r.{key}"
         self._copy("i.vector", tail, self._parameters(ids, vectors), replace=replace)
+
+    def rewrite(self, seen: Page, vectors: StoreVectors) -> Sequence[StoreId]:
+        """Replace vectors that clients see, where they are still those of `seen`."""
+        table = self.layout.seen
+        values = self._parameters(seen.ids, vectors, table)
+        values["old"] = self._parameters(seen.ids, seen.vectors, table)["vectors"]
+        written = self._run(
+            "WITH kept AS (SELECT r.{key} AS key, i.vector FROM {seen} r JOIN "
+            "unnest(%(ids)s::{type}[], %(vectors)b::{visible}[], %(old)b::{visible}[]) "
+            "i(key, vector, old) ON i.key = r.{key} AND r.{column} OPERATOR({schema}.=) i.old "
+            "FOR NO KEY UPDATE OF r SKIP LOCKED) UPDATE {seen} v SET {column} = k.vector "
+            "FROM kept k WHERE k.key = v.{key} RETURNING {chosen}",
+            values,
+            visible=table.vector_type,
+            schema=sql.Identifier(table.connection.extension),
+            chosen=table.selected_key,
+        ).fetchall()
+        # The triggers have captured this. A client's own may have changed other columns, so that
+        # `apply` copies the rows, without their vectors.
+        self._run("UPDATE {queue} SET rows_only = true WHERE xmin = pg_current_xact_id()::xid")
+        return [id for [id] in written]
 
     def apply(self, changes: Changes, vectors: StoreVectors) -> bool:
         """Repeat changes in the other table. Returns False, and writes nothing, if some do not
@@ -159,17 +183,19 @@ class Follower:
         """
         if self._run("SELECT FROM {queue} WHERE key IS NULL LIMIT 1").rowcount:
             return None
-        names = [self.layout.seen.key.name, *self.layout.seen.payload]
+        seen = self.layout.seen
+        names = [seen.key.name, *seen.payload]
         row_s, row_o = (
             sql.SQL(", ").join(sql.Identifier(table, name) for name in names) for table in "so"
         )
         return self._run(
-            "INSERT INTO {queue} (key, rows_only) SELECT o.{key}, true FROM {other} o "
+            "INSERT INTO {queue} (key, rows_only) SELECT o.{key}, NOT ({differ}) FROM {other} o "
             "LEFT JOIN {seen} s ON s.{key} = o.{key} "
             "WHERE ROW({row_o})::text IS DISTINCT FROM ROW({row_s})::text "
             "AND o.{key} NOT IN (SELECT key FROM {queue} WHERE key IS NOT NULL)",
             row_s=row_s,
             row_o=row_o,
+            differ=sql.SQL(" OR ").join([sql.SQL("false"), *differing_texts(seen, "s", "o")]),
         ).rowcount
 
     def delete_waiting(self) -> None:
@@ -188,27 +214,20 @@ class Follower:
             "UPDATE {queue} q SET vector = d.vector::real[] FROM deleted d WHERE q.key = d.key"
         )
 
-    def _parameters(self, ids: Sequence[StoreId], vectors: StoreVectors) -> dict[str, Any]:
-        """Return keys, and vectors as the other table stores them."""
-        target = self.layout.other
+    def _parameters(
+        self, ids: Sequence[StoreId], vectors: StoreVectors, table: PgTable | None = None
+    ) -> dict[str, Any]:
+        """Return keys, and vectors as a table stores them, by default the other one."""
+        target = table or self.layout.other
         if len(ids) and vectors.shape != (len(ids), target.dim or vectors.shape[1]):
             raise DimensionMismatch(
                 f"Vectors of shape {vectors.shape} were written for {len(ids)} rows of "
                 f"{target.dim} dimensions. Translate them to the target encoder."
             )
-        is_half = target.vectors.type_name == "halfvec"
-        with np.errstate(over="ignore"):
-            stored = vectors.astype(np.float16 if is_half else np.float32)
-        if not np.isfinite(stored).all():
-            raise NonFinite(
-                "A new vector contains a number that is not finite, or too large for "
-                f"{target.vectors.type_name}."
-            )
-        wrap = HalfVector if is_half else Vector
         keys = target.stored_keys(ids)
         if len(keys) < len(ids):
             raise StoreChanged("Some ids are no keys of the table. Plan a new migration.")
-        return {"ids": keys, "vectors": [wrap(row) for row in stored]}
+        return {"ids": keys, "vectors": target.stored_vectors(vectors)}
 
     def _copy(
         self,
@@ -292,7 +311,17 @@ class PgNewVectors(Migration):
     ) -> None:
         if len(ids):
             with self._follow("to write new vectors") as follower:
+                if follower.layout.state.is_cut_over:
+                    raise WrongState("Clients see the new vectors. Roll back before you run.")
                 follower.write(ids, vectors, replace=replace)
+
+    def rewrite(self, seen: Page, vectors: StoreVectors) -> Sequence[StoreId]:
+        written: list[StoreId] = []
+        for first in range(0, len(seen.ids), CAPTURED_ROWS):
+            part = slice(first, first + CAPTURED_ROWS)
+            with self._follow("to write vectors again") as follower:
+                written += follower.rewrite(Page(seen.ids[part], seen.vectors[part]), vectors[part])
+        return written
 
     def read(self, ids: Sequence[StoreId]) -> Page:
         with self.connections.use("to fetch rows") as connection:

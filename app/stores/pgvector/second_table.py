@@ -153,13 +153,24 @@ def start_capture(table: PgTable, tag: str) -> None:
         "column": sql.Identifier(table.vectors.name),
         "schema": sql.Identifier(table.connection.extension),
     }
-    changed = sql.SQL(_CHANGED).format(**names)
+    changed = sql.SQL(" OR ").join(
+        [sql.SQL(_CHANGED).format(**names), *differing_texts(table, "old", "new")]
+    )
     for name, definition in TRIGGERS.items():
         table.connection.run(definition, **names, name=name, changed=changed)
         # also for sessions with session_replication_role = replica
         table.connection.run(
             "ALTER TABLE {} ENABLE ALWAYS TRIGGER {}", table.identifier, sql.Identifier(name)
         )
+
+
+def differing_texts(table: PgTable, one: str, other: str) -> list[sql.Composable]:
+    """Return conditions of two rows, one of which holds where their texts differ."""
+    differ = sql.SQL("{}::text IS DISTINCT FROM {}::text")
+    return [
+        differ.format(sql.Identifier(one, each), sql.Identifier(other, each))
+        for each in table.texts
+    ]
 
 
 def stop_capture(table: PgTable) -> None:

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from app.errors import DimensionMismatch, InvalidFilter, InvalidOption, StoreUnsupported
 from app.stores.answers import MAX_TEXT
-from app.stores.common import rows_checksum
+from app.stores.common import no_text_field, rows_checksum
 from app.stores.pgvector.checks import find_obstacles
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
 from app.stores.pgvector.migration import PgMigration
@@ -33,6 +33,7 @@ from app.stores.port import (
     StoreFacts,
     StoreId,
     StoreLocation,
+    TextPage,
 )
 from app.types import is_unicode
 
@@ -41,6 +42,9 @@ SMALL_TABLE = 20_000
 
 #: rows that a checksum reads at once
 ROWS_A_FETCH = 10_000
+
+#: characters of texts after which a page ends
+MAX_PAGE_CHARACTERS = 32 << 20
 
 #: the limits of hnsw.ef_search
 LEAST_EF, MAX_EF = 40, 1000
@@ -118,6 +122,16 @@ def _term(
     return sql.SQL("{} {} CAST(%s AS {})").format(column, sign, kind), [_text(value)]
 
 
+def text_columns(table: PgTable, fields: Sequence[str], row: str) -> list[sql.Composable]:
+    """Return columns of texts of a row, cut. Raises StoreUnsupported for a field that is none."""
+    columns = [each.name for each in table.columns if each.category == "S"]
+    for each in fields:
+        if each not in columns:
+            raise no_text_field(each, columns)
+    cut = sql.SQL("left({}::text, {})")
+    return [cut.format(sql.Identifier(row, each), MAX_TEXT) for each in fields]
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -174,12 +188,33 @@ class PgvectorStore(Store):
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
         with self._open("to read rows") as layout:
             table = layout.table(side)
-            key, after, values = sql.Identifier("v", table.key.name), sql.Composed([]), [limit]
-            if cursor is not None:
-                after = sql.SQL("AND {} > %s::{}").format(key, sql.SQL(table.key_type))
-                values = [cursor, limit]
-            page = table.read_page(sql.SQL("{} ORDER BY {} LIMIT %s").format(after, key), values)
+            page = table.read_page(*table.next_rows(cursor, limit))
             return Page(page.ids, page.vectors, page.ids[-1] if len(page.ids) == limit else None)
+
+    def scroll_texts(self, cursor: Cursor | None, limit: int) -> TextPage:
+        """One query reads keys and texts, without the vectors."""
+        template = self.text_template()
+        with self._open("to read texts") as layout:
+            table = layout.table("old")
+            tail, values = table.next_rows(cursor, limit)
+            query = sql.SQL("SELECT {}, {} FROM {} v WHERE {} IS NOT NULL {}").format(
+                table.selected_key,
+                sql.SQL(", ").join(text_columns(table, template.fields, "v")),
+                table.identifier,
+                sql.Identifier("v", table.vectors.name),
+                tail,
+            )
+            ids: list[StoreId] = []
+            texts: list[str | None] = []
+            left = MAX_PAGE_CHARACTERS
+            for key, *found in layout.connection.cursor(binary=True).stream(query, values):
+                text = template.fill(dict(zip(template.fields, found, strict=True)))
+                ids.append(key)
+                texts.append(text)
+                left -= len(text or "")
+                if left < 0:  # the rest of a page of large texts would fill the memory
+                    break
+            return TextPage(ids, texts, ids[-1] if len(ids) == limit or left < 0 else None)
 
     def sample(self, count: int, seed: int = 0) -> Page:
         """Return rows of random pages of the table; of a small table, random rows."""
@@ -203,20 +238,17 @@ class PgvectorStore(Store):
         with self._open("to fetch rows") as layout:
             return layout.table(side).fetch(ids)
 
-    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
+    def read_fields(
+        self, ids: Sequence[StoreId], fields: Sequence[str]
+    ) -> Sequence[Mapping[str, str | None]]:
         with self._open("to read texts") as layout:
-            types = {each.name: each for each in layout.seen.columns}
-            if field not in types or types[field].category != "S":
-                problem = f"The table has no column `{field}`."
-                if field in types:
-                    type_text = types[field].type_text
-                    problem = f"The column `{field}` has the type {type_text}, which is no text."
-                raise StoreUnsupported(
-                    f"{problem} Name the column of texts in `text_field`.", field="text_field"
-                )
-            text = sql.SQL("left({}::text, {})").format(sql.Identifier("r", field), MAX_TEXT)
-            found = layout.seen.read_texts(text, ids)
-            return [found.get(str(each)) for each in ids]
+            columns = [
+                layout.seen.read_texts(each, ids) for each in text_columns(layout.seen, fields, "r")
+            ]
+            return [
+                {name: found.get(str(id)) for name, found in zip(fields, columns, strict=True)}
+                for id in ids
+            ]
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         # Without an index PostgreSQL may be silent for longer than it is in other searches.

@@ -8,6 +8,7 @@ changes it in its own transaction.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from app.errors import DimensionMismatch, StoreChanged, StoreRefused, StoreUnsupported
+from app.errors import DimensionMismatch, NonFinite, StoreChanged, StoreRefused, StoreUnsupported
 from app.stores.answers import MAX_ANSWER_BYTES, MAX_CONTENT_BYTES
 from app.stores.common import did_you_mean
-from app.stores.pgvector.connections import StoreConnection
-from app.stores.port import Metric, Page, Side, StoreId, StoreLocation, StoreVectors
+from app.stores.pgvector.connections import InBinary, StoreConnection
+from app.stores.port import Cursor, Metric, Page, Side, StoreId, StoreLocation, StoreVectors
+from app.stores.text_templates import parse_template
 
 #: the type of a parameter, of an array of them, and of the keys in tables of ours, by the type of
 #: a client's key
@@ -99,7 +101,10 @@ class PgColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class PgTable:
-    """A table with a key and a column of vectors, which a connection reads."""
+    """A table with a key and a column of vectors, which a connection reads.
+
+    texts  names of the columns of which the text of a row is made
+    """
 
     connection: StoreConnection
     oid: int
@@ -109,6 +114,7 @@ class PgTable:
     columns: Sequence[PgColumn]
     key: PgColumn
     vectors: PgColumn
+    texts: Sequence[str] = ()
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -156,6 +162,24 @@ class PgTable:
                 keys.append({"bigint": int, "text": str, "uuid": UUID}[self.key_type](each))
         return keys
 
+    def stored_vectors(self, vectors: StoreVectors) -> InBinary:
+        """Return an array of vectors (n, d) as the column stores them. Raises NonFinite."""
+        size = 2 if self.vectors.type_name == "halfvec" else 4
+        with np.errstate(over="ignore"):
+            numbers = vectors.astype(f">f{size}")
+        if not np.isfinite(numbers).all():
+            raise NonFinite(
+                "A new vector contains a number that is not finite, or too large for "
+                f"{self.vectors.type_name}."
+            )
+        count, dim = vectors.shape
+        vector = record_of(size, dim)
+        array = np.zeros(count, [("bytes", ">i4"), ("vector", vector)])
+        array["bytes"], array["vector"]["dim"] = vector.itemsize, dim
+        array["vector"]["numbers"] = numbers
+        oid = self.connection.adapters.types[self.vectors.type_name].oid
+        return InBinary(struct.pack("!iiIii", 1, 0, oid, count, 1) + array.tobytes())
+
     def index_metric(self) -> Metric | None:
         """Return the metric of the approximate index; None without an index."""
         values = [self.oid, self.vectors.name]
@@ -178,6 +202,14 @@ class PgTable:
                 field="vector_field",
             )
         return int(row[0])
+
+    def next_rows(self, cursor: Cursor | None, limit: int) -> tuple[sql.Composable, list[Any]]:
+        """Return the end of a query of the next rows `v`, and its parameters."""
+        key = sql.Identifier("v", self.key.name)
+        if cursor is None:
+            return sql.SQL("ORDER BY {} LIMIT %s").format(key), [limit]
+        tail = sql.SQL("AND {0} > %s::{1} ORDER BY {0} LIMIT %s")
+        return tail.format(key, sql.SQL(self.key_type)), [cursor, limit]
 
     def read_page(
         self,
@@ -346,7 +378,9 @@ def load_table(connection: StoreConnection, oid: int, location: StoreLocation) -
             )
     key = _choose_key(name, columns, location.id_field)
     vectors = _choose_vectors(name, columns, location.vector_field)
-    return PgTable(connection, oid, schema, name, owner, columns, key, vectors)
+    fields = parse_template(location.text_field).fields if location.text_field else []
+    texts = [each.name for each in columns if each.name in fields]
+    return PgTable(connection, oid, schema, name, owner, columns, key, vectors, texts)
 
 
 def _choose_key(table: str, columns: Sequence[PgColumn], wanted: str | None) -> PgColumn:
@@ -390,17 +424,22 @@ def _choose_vectors(table: str, columns: Sequence[PgColumn], wanted: str | None)
     )
 
 
-def stack_vectors(found: Sequence[Any], dim: int) -> StoreVectors:
-    """Return vectors of pgvector's own classes as one matrix (n, d)."""
-    vectors = np.zeros((len(found), dim), np.float32)
-    for place, each in enumerate(found):
-        if each.dimensions() != dim:
-            raise DimensionMismatch(
-                f"The column holds vectors of different dimensions; at least one has not {dim}. "
-                "Declare the dimension of the column, as `vector(384)`."
-            )
-        vectors[place] = each.to_numpy()
-    return vectors
+def record_of(size: int, dim: int) -> np.dtype[Any]:
+    """Return what pgvector sends of a vector whose numbers have `size` bytes."""
+    return np.dtype([("dim", ">u2"), ("unused", ">u2"), ("numbers", f">f{size}", (dim,))])
+
+
+def stack_vectors(found: Sequence[InBinary], dim: int) -> StoreVectors:
+    """Return vectors as they were read as one matrix (n, d)."""
+    if not found:
+        return np.zeros((0, dim), np.float32)
+    record = record_of(4 if len(found[0]) == 4 + 4 * dim else 2, dim)
+    if {len(each) for each in found} != {record.itemsize}:
+        raise DimensionMismatch(
+            f"The column holds vectors of different dimensions; at least one has not {dim}. "
+            "Declare the dimension of the column, as `vector(384)`."
+        )
+    return np.frombuffer(b"".join(found), record)["numbers"].astype(np.float32)
 
 
 def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayout:

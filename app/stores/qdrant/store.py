@@ -169,6 +169,17 @@ class QdrantStore(PairedStore):
             points.append(models.PointStruct(id=row.id, vector=bare, payload=dict(row.payload)))
         self._call("upsert", place.name, points)
 
+    def write_vectors(
+        self, place: QdrantPlace, rows: Sequence[StoredRow], vectors: StoreVectors
+    ) -> None:
+        points = [
+            models.PointVectors(
+                id=row.id, vector={place.vector: each.tolist()} if place.vector else each.tolist()
+            )
+            for row, each in zip(rows, vectors, strict=True)
+        ]
+        self._call("update_vectors", place.name, points)
+
     def delete_rows(self, place: QdrantPlace, ids: Sequence[StoreId]) -> None:
         self._call("delete", place.name, models.PointIdsList(points=list(ids)))
 

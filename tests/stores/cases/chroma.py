@@ -71,6 +71,12 @@ class ChromaFolderCase(StoreCase):
         with open_client(location.url) as client:
             client.get_collection(location.collection, embedding_function=None).delete(list(ids))
 
+    def change_text(self, location: StoreLocation, id: StoreId, text: str) -> None:
+        with open_client(location.url) as client:
+            collection = client.get_collection(location.collection, embedding_function=None)
+            [vector] = collection.get([id], include=["embeddings"])["embeddings"]
+            collection.update([id], documents=[text], embeddings=[vector])
+
     def read(self, location: StoreLocation) -> dict[StoreId, tuple[np.ndarray, dict[str, Any]]]:
         with open_client(location.url) as client:
             found = client.get_collection(location.collection, embedding_function=None).get(

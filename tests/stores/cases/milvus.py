@@ -67,6 +67,11 @@ class MilvusCase(StoreCase):
     def delete(self, location: StoreLocation, ids: Sequence[StoreId]) -> None:
         client_of(location.url).delete(location.collection, ids=list(ids))
 
+    def change_text(self, location: StoreLocation, id: StoreId, text: str) -> None:
+        client = client_of(location.url)
+        [row] = client.get(location.collection, [id])
+        client.upsert(location.collection, [{**row, "text": text}])
+
     def read(self, location: StoreLocation) -> dict[StoreId, tuple[np.ndarray, dict[str, Any]]]:
         found = client_of(location.url).query(location.collection, limit=10_000)
         rows = [dict(each) for each in found]

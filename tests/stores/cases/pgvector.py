@@ -54,6 +54,12 @@ class PgvectorCase(StoreCase):
             table = sql.SQL(location.collection)
             connection.execute(sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(table), [[*ids]])
 
+    def change_text(self, location: StoreLocation, id: StoreId, text: str) -> None:
+        with self._connect(location) as connection:
+            table = sql.SQL(location.collection)
+            change = sql.SQL("UPDATE {} SET text = %s WHERE id = %s").format(table)
+            connection.execute(change, [text, id])
+
     def read(self, location: StoreLocation) -> dict[StoreId, tuple[np.ndarray, dict[str, Any]]]:
         with self._connect(location) as connection:
             rows = connection.execute(

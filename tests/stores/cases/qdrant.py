@@ -54,6 +54,10 @@ class LocalQdrantCase(StoreCase):
         with self.visit(location) as client:
             client.delete(location.collection, models.PointIdsList(points=list(ids)))
 
+    def change_text(self, location: StoreLocation, id: StoreId, text: str) -> None:
+        with self.visit(location) as client:
+            client.set_payload(location.collection, {"text": text}, points=[id])
+
     def read(self, location: StoreLocation) -> dict[StoreId, tuple[np.ndarray, dict[str, Any]]]:
         with self.visit(location) as client:
             records, _ = client.scroll(

@@ -99,6 +99,28 @@ def test_an_idle_transaction_of_a_client_keeps_nobody_waiting_after_a_cutover(
     assert rows == [("held",), ("late",), ("other",)]
 
 
+def test_a_rewrite_waits_for_no_client_and_keeps_what_a_trigger_of_theirs_writes(
+    table: Table,
+) -> None:
+    store, migration = begin(table, cut_over=True)
+    seen, old = store.fetch([1, 2], "new"), store.fetch([1, 2]).vectors
+    with table.connect() as client:
+        client.execute("BEGIN")
+        table.on(client, "UPDATE {t} SET body = 'held' WHERE id = 1")
+        assert migration.rewrite(seen, -seen.vectors) == [2]
+        client.execute("COMMIT")
+    table.execute(
+        "CREATE FUNCTION {s}.touch() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN NEW.body = 'touched'; RETURN NEW; END $$"
+    )
+    table.execute("CREATE TRIGGER touch BEFORE UPDATE ON {t} FOR ROW EXECUTE FUNCTION {s}.touch()")
+    assert migration.rewrite(seen, -seen.vectors) == [1]
+    assert np.allclose(store.fetch([1, 2], "new").vectors, -seen.vectors)
+    migration.rollback(translate_back)
+    assert table.execute("SELECT body FROM {t} WHERE id = 1") == [("touched",)]
+    assert np.allclose(store.fetch([1, 2]).vectors, old)
+
+
 def test_a_dump_beside_a_switch_is_no_victim_of_a_deadlock(table: Table) -> None:
     """A dump locks all tables one by one, and a switch needs the same ones, in another order."""
     table.execute("CREATE TABLE {s}.parent (id int PRIMARY KEY); INSERT INTO {s}.parent VALUES (1)")
