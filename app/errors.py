@@ -154,6 +154,10 @@ class WrongState(Conflict):
     code = "wrong-state"
 
 
+class LimitReached(Conflict):
+    code = "limit-reached"
+
+
 class BelowEstimate(Conflict):
     code = "below-estimate"
 

@@ -6,12 +6,13 @@ the digests of their texts, so that the texts can be read again as long as they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 import torch
+from torch import Tensor
 
 from app.anchors import service as anchor_sets
 from app.context import RequestContext, Services
@@ -23,7 +24,7 @@ from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
 from app.search import native_vectors
 from app.search.queries import StoreRowId, row_digest
-from app.stores.port import Page, Store
+from app.stores.port import Page, Store, StoreId
 from app.types import EncoderKind, JobKind
 
 #: anchors, unless a request says otherwise: cascades by 300 are often no better than keeping the
@@ -84,11 +85,6 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
             f"No row of a sample of the store {request.store!r} has a text in its `text_field`.",
             field="store",
         )
-    digests = [native_vectors.digest_of(each) for each in texts]
-    owners = {
-        digest: StoreRowId(store.id, row_digest(id))
-        for digest, id in zip(digests, ids, strict=True)
-    }
     embeddings = {store.encoder.name: vectors}
     total = len(texts) * len(encoders)
     for encoder in encoders:
@@ -100,21 +96,51 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
             texts,
             on_progress=lambda done, before=before: progress(before + done, total),  # type: ignore[misc]
         ).vectors
+    row = build_row(services, request.anchor_set, store, encoders, ids, texts, embeddings)
+    result = {
+        "anchor_set": request.anchor_set,
+        "size": len(texts),
+        "encoders": list(embeddings),
+    }
+    return JobResult(
+        result, write=lambda session: anchor_sets.add_anchor_set(session, context, row)
+    )
+
+
+def build_row(
+    services: Services,
+    name: str,
+    store: tables.StoreRow,
+    encoders: Sequence[tables.EncoderRow],
+    ids: Sequence[StoreId],
+    texts: Sequence[str],
+    embeddings: Mapping[str, Tensor],
+) -> tables.AnchorSetRow:
+    """Return the row of a set of a store's rows, not yet in a session.
+
+    embeddings  by the store's encoder and by `encoders`, whose vectors are kept for searches
+    """
+    digests = [native_vectors.digest_of(each) for each in texts]
+    owners = {
+        digest: StoreRowId(store.id, row_digest(id))
+        for digest, id in zip(digests, ids, strict=True)
+    }
+    for encoder in encoders:
         made = dict(zip(digests, embeddings[encoder.name].float(), strict=True))
         native_vectors.keep_vectors(services, encoder, made, owners)
     row = anchor_sets.build_anchor_set(
         services,
-        context.project,
-        name=request.anchor_set,
+        store.project,
+        name=name,
         embeddings=embeddings,
         provenance={
-            "store": request.store,
+            "store": store.name,
             "mean_characters": round(sum(map(len, texts)) / len(texts), 1),
         },
         made_by={encoder.name: encoder.id for encoder in (store.encoder, *encoders)},
     )
     for space in row.spaces:
-        space.is_baseline = space.encoder.name in request.encoders
+        space.is_baseline = space.encoder_id != store.encoder_id
     row.store_rows = _write_rows(
         services,
         {
@@ -124,14 +150,7 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
             "digests": [each.hex() for each in digests],
         },
     )
-    result = {
-        "anchor_set": request.anchor_set,
-        "size": len(texts),
-        "encoders": list(embeddings),
-    }
-    return JobResult(
-        result, write=lambda session: anchor_sets.add_anchor_set(session, context, row)
-    )
+    return row
 
 
 def read_texts(

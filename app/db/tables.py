@@ -353,12 +353,14 @@ class MigrationRow(Leased, Owned, Base):
 
     store_id: Mapped[str] = mapped_column(ForeignKey("stores.id", ondelete="CASCADE"), index=True)
     target_id: Mapped[str] = mapped_column(ForeignKey("encoders.id"), index=True)
-    anchor_set_id: Mapped[str] = mapped_column(ForeignKey("anchor_sets.id"), index=True)
+    #: a run that embeds makes one where the plan names none
+    anchor_set_id: Mapped[str | None] = mapped_column(ForeignKey("anchor_sets.id"), index=True)
     state: Mapped[str] = mapped_column(String(20))
     #: what `run` obeys
     plan: Mapped[dict[str, Any]] = mapped_column(JSON)
-    #: content hash of the map's tensors in both directions, with the anchors of both encoders
-    maps: Mapped[str] = mapped_column(String(64))
+    #: content hash of the map's tensors in both directions, with the anchors of both encoders;
+    #: None until there are anchors
+    maps: Mapped[str | None] = mapped_column(String(64))
     #: the position of the sweep: {"cursor": ..., "rows": number}; committed after the write
     position: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     #: what verify, cutover and rollback found
@@ -372,7 +374,7 @@ class MigrationRow(Leased, Owned, Base):
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     store: Mapped[StoreRow] = relationship(lazy="joined")
     target: Mapped[EncoderRow] = relationship(lazy="joined")
-    anchor_set: Mapped[AnchorSetRow] = relationship(lazy="joined")
+    anchor_set: Mapped[AnchorSetRow | None] = relationship(lazy="joined")
 
 
 class ApiKeyRow(Owned, Base):

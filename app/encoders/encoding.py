@@ -33,7 +33,7 @@ from app.errors import (
     blaming,
 )
 from app.maths.geometry.space import check_vectors
-from app.types import InputRole, Modality
+from app.types import EncoderKind, InputRole, Modality
 
 #: inputs of one piece; the next piece is prepared while one runs
 PIECE_INPUTS = {Modality.text: 256, Modality.image: 32}
@@ -120,6 +120,47 @@ def encode(
             f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail}{advice}"
         ) from None
     return EncodedVectors(made, tokens, truncated)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTexts:
+    """Vectors (m, d), float32, of the texts at `places`.
+
+    tokens     that the model read
+    truncated  places of the texts that it read only in part
+    """
+
+    places: Sequence[int]
+    vectors: Tensor
+    tokens: int
+    truncated: Sequence[int]
+
+
+def encode_many(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    texts: Sequence[str],
+    *,
+    concurrency: int = 4,
+    on_progress: Callable[[int], None] = lambda done: None,
+    on_encoded: Callable[[EncodedTexts], None] = lambda part: None,
+) -> EncodedTexts:
+    """Return the vectors of many documents, without those that the encoder refuses."""
+    places, made = encode_valid(services, context, encoder, texts, on_progress=on_progress)
+    cut = [places[row] for row in made.truncated]
+    found = EncodedTexts(places, made.vectors, made.tokens, cut)
+    on_encoded(found)
+    return found
+
+
+def count_tokens(
+    services: Services, encoder: tables.EncoderRow, texts: Sequence[str]
+) -> tuple[int, str, int]:
+    """Return the tokens of documents, what counted them, and the texts that are read in part."""
+    items = load_model(services, encoder).prepare(texts, InputRole.document)
+    how = "characters" if encoder.kind == EncoderKind.openai else "tokenizer"
+    return sum(item.tokens for item in items), how, sum(item.truncated for item in items)
 
 
 def encode_valid(

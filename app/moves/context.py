@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.context import RequestContext, Services
 from app.db import tables
-from app.encoders import encoding
 from app.errors import AddressNotListed, AnchorageError
+from app.moves.embedding import USAGE, Embedder, runs_here
 from app.moves.maps import MigrationMaps, load_maps
 from app.ops.devices import is_device_failure
 from app.stores.hidden_urls import fault_without_url, hide_url
-from app.stores.port import Changes, Migration, NewVectors, Store, StoreId, StoreVectors
+from app.stores.port import Changes, Migration, NewVectors, Store, StoreId, StoreVectors, TextPage
 from app.types import MigrationState
 
 #: rows of a batch, where the plan names none
@@ -32,10 +34,10 @@ FEW_CHANGES = 20
 
 @dataclass(frozen=True, eq=False)
 class NewRows:
-    """New vectors (n, d) of rows.
+    """Vectors (n, d) of rows on the other side.
 
-    known    number of rows that are anchors; encoded: of rows with a vector by the target itself
-    missing  places of rows without a direction: they have no new vector
+    known    number of rows that are anchors; encoded: of rows with a vector by the encoder itself
+    missing  places of rows without a text and a direction: they have no new vector
     """
 
     vectors: StoreVectors
@@ -46,15 +48,25 @@ class NewRows:
 
 @dataclass(frozen=True, eq=False)
 class MigrationContext:
-    """A migration at work. `batch` is the number of rows that are read and written at a time."""
+    """A migration at work.
+
+    maps      None before a run that embeds has made its anchors
+    embedder  by the target; None where rows are translated
+    old       by the store's encoder, for rows that clients write after the cutover; None where it
+              does not run
+    batch     rows that are read and not yet written
+    written_back  old vectors of rows that clients wrote since the cutover, by how they were made
+    """
 
     services: Services
-    context: RequestContext
     row: tables.MigrationRow
     store: Store
     migration: NewVectors
-    maps: MigrationMaps
+    maps: MigrationMaps | None
+    embedder: Embedder | None
+    old: Embedder | None
     batch: int
+    written_back: Counter[str] = field(default_factory=Counter)
 
     @property
     def live(self) -> Migration:
@@ -62,48 +74,88 @@ class MigrationContext:
         assert isinstance(self.migration, Migration)
         return self.migration
 
-    def make_new(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
-        """Return the new vectors of rows: translated, of anchors, or encoded again by the plan."""
-        mapped = self.maps.forward.map_rows(vectors)
-        known = int(mapped.known.sum())
-        if not self.row.plan.get("re_embed") or mapped.known.all():
-            return NewRows(mapped.vectors, known, 0, np.flatnonzero(mapped.undirected))
-        places, encoded = self._encode(ids, np.flatnonzero(~mapped.known))
-        mapped.vectors[places], mapped.undirected[places] = encoded, False
-        return NewRows(mapped.vectors, known, len(places), np.flatnonzero(mapped.undirected))
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Dimensions of the old and of the new vectors."""
+        return self.row.store.encoder.dim, self.row.target.dim
 
-    def _encode(
-        self, ids: Sequence[StoreId], places: NDArray[np.intp]
-    ) -> tuple[NDArray[np.intp], StoreVectors]:
-        """Return the rows at these places that have a text, and their vectors by the target.
+    def make_new(
+        self, ids: Sequence[StoreId], vectors: StoreVectors, *, anew: bool = False
+    ) -> NewRows:
+        """Return the new vectors of rows, by the plan: of their texts, or translated.
 
-        A row is left out without text, and with a text that the encoder refuses. Longer texts than
-        the server reads are cut.
-        Raises the errors of the store, StoreUnsupported without texts, EncoderChanged where the
-        target makes other vectors than those of its anchors, and the errors of `encode` that are
-        not about a text.
+        anew  embed texts although their vectors are known
         """
-        encoding.require_same_vectors(self.row.target)
-        most = self.services.limits.input_characters
-        read = self.store.texts([ids[place] for place in places.tolist()])
-        texts = {
-            place: text[:most]
-            for place, text in zip(places.tolist(), read, strict=True)
-            if text is not None and text.strip()
-        }
-        accepted, encoded = encoding.encode_valid(
-            self.services, self.context, self.row.target, list(texts.values())
+        if self.embedder is None:
+            return self._translate(vectors, back=False)
+        return self._embed(self.embedder, ids, vectors, back=False, anew=anew)
+
+    def make_old(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
+        """Return the old vectors of rows that clients wrote after the cutover."""
+        if self.old is None:
+            return self._translate(vectors, back=True)
+        return self._embed(self.old, ids, vectors, back=True)
+
+    def embed_page(self, page: TextPage, **more: Any) -> NewRows:
+        """Return the new vectors of rows by their texts; others are translated where a map is."""
+        assert self.embedder is not None
+        made = self.embedder.embed(page.texts, **more)
+        without = np.flatnonzero(~made.has_vector)
+        count = len(page.ids) - len(without)
+        if not len(without) or self.maps is None:
+            return NewRows(made.vectors, 0, count, without)
+        old = self.store.fetch([page.ids[place] for place in without.tolist()])
+        translated = self._translate(old.vectors, back=False)
+        places = {each: place for place, each in enumerate(page.ids)}
+        there = np.array([places[each] for each in old.ids], dtype=np.intp)
+        made.vectors[there] = translated.vectors
+        gone = np.setdiff1d(without, there)  # deleted since the page was read
+        return NewRows(
+            made.vectors, translated.known, count, np.union1d(gone, there[translated.missing])
         )
-        kept = np.fromiter(texts, dtype=np.intp, count=len(texts))[list(accepted)]
-        return kept, encoded.vectors.numpy()
+
+    def _embed(
+        self,
+        embedder: Embedder,
+        ids: Sequence[StoreId],
+        vectors: StoreVectors,
+        *,
+        back: bool,
+        anew: bool = False,
+    ) -> NewRows:
+        made = embedder.embed(self.store.texts(ids), anew=anew)
+        without = np.flatnonzero(~made.has_vector)
+        translated = self._translate(vectors[without], back=back)
+        made.vectors[without] = translated.vectors
+        count = len(vectors) - len(without)
+        return NewRows(made.vectors, translated.known, count, without[translated.missing])
+
+    def _translate(self, vectors: StoreVectors, *, back: bool) -> NewRows:
+        """Translate vectors by the migration's maps. Without maps, no row has a vector."""
+        if self.maps is None:
+            width = self.dims[0] if back else self.dims[1]
+            return NewRows(
+                np.zeros((len(vectors), width), np.float32), 0, 0, np.arange(len(vectors))
+            )
+        mapped = (self.maps.backward if back else self.maps.forward).map_rows(vectors)
+        return NewRows(
+            mapped.vectors, int(mapped.known.sum()), 0, np.flatnonzero(mapped.undirected)
+        )
 
     def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate old vectors, as a cutover needs it."""
-        return self.maps.forward.map_rows(vectors).vectors
+        return self._translate(vectors, back=False).vectors
 
     def backward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate new vectors back, as a rollback needs it."""
-        return self.maps.backward.map_rows(vectors).vectors
+        return self._translate(vectors, back=True).vectors
+
+    def usage(self) -> dict[str, int]:
+        """Return what was embedded, and written back, since this was last asked for."""
+        taken = [each.usage.take() for each in (self.embedder, self.old) if each is not None]
+        found = {name: sum(each[name] for each in taken) for name in USAGE} | self.written_back
+        self.written_back.clear()
+        return found
 
     def drain(self, *, after_cutover: bool) -> Iterator[int]:
         """Apply the changes that clients made, and yield the number of each batch.
@@ -123,15 +175,15 @@ class MigrationContext:
 
     def _apply(self, changes: Changes, after_cutover: bool) -> None:
         if len(changes.ids) == 0:
-            width = (self.maps.backward if after_cutover else self.maps.forward).dims[1]
+            width = self.dims[0] if after_cutover else self.dims[1]
             self.live.apply(changes, np.zeros((0, width), np.float32))
             return
+        make = self.make_old if after_cutover else self.make_new
+        made = make(changes.ids, changes.vectors)
+        vectors, missing = made.vectors, made.missing
         if after_cutover:
-            mapped = self.maps.backward.map_rows(changes.vectors)
-            vectors, missing = mapped.vectors, np.flatnonzero(mapped.undirected)
-        else:
-            made = self.make_new(changes.ids, changes.vectors)
-            vectors, missing = made.vectors, made.missing
+            translated = len(vectors) - made.encoded - len(missing)
+            self.written_back.update(old_embedded=made.encoded, old_translated=translated)
         if len(missing) == 0:
             self.live.apply(changes, vectors)
             return
@@ -154,7 +206,13 @@ def open_migration(services: Services, row: tables.MigrationRow) -> MigrationCon
     migration = store.migration(tag_of(row), row.target.dim)
     context = RequestContext(row.project, origin=f"migration {row.id}")
     batch = int(row.plan.get("batch") or USUAL_BATCH)
-    return MigrationContext(services, context, row, store, migration, maps, batch)
+    embedder = old = None
+    if row.plan.get("fill") == "embed":
+        concurrency = row.plan["limits"]["concurrency"]
+        embedder = Embedder(services, context, row.target, concurrency)
+        if runs_here(row.store.encoder):
+            old = Embedder(services, context, row.store.encoder, concurrency)
+    return MigrationContext(services, row, store, migration, maps, embedder, old, batch)
 
 
 @contextmanager

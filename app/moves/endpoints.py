@@ -13,7 +13,7 @@ from app.http.fields import NAME_PATTERN
 from app.http.problems import documented
 from app.jobs.schemas import Job
 from app.moves import plan, service, steps
-from app.moves.schemas import MigrationAnswer, MigrationList, NewMigration
+from app.moves.schemas import MigrationAnswer, MigrationLimits, MigrationList, NewMigration
 from app.types import Scope
 
 router = APIRouter(prefix="/migrations", tags=["Migrate"])
@@ -35,8 +35,8 @@ def plan_migration(
 ) -> MigrationAnswer:
     """Reads a store, checks it, and plans its move to another encoder. Writes nothing to the store.
 
-    The plan says what the move is worth: keep, cascade, fuse, native, translate or re-embed, with
-    quality, time, writes and disk.
+    With texts, the plan says what embedding every row costs: tokens, price, time and disk. Without
+    them it says what translated vectors are worth, beside the other options.
     It is refused with `wrong-space` if the vectors look like those of another encoder.
     """
     row = plan.plan_migration(services, context, body)
@@ -69,6 +69,18 @@ def list_migrations(
 def get_migration(id: MigrationId, services: Svc, project: Reads) -> MigrationAnswer:
     """Returns a migration: its plan, its progress, and the calls that are possible now."""
     return MigrationAnswer.of(service.find_migration(services, project, id))
+
+
+@router.patch("/{id}", summary="Change limits", responses=documented(400, 404, 409, 413, 415, 422))
+def change_limits(
+    id: MigrationId,
+    context: WriteContext,
+    body: Annotated[MigrationLimits, json_body(MigrationLimits)],
+    services: Svc,
+) -> MigrationAnswer:
+    """Changes the limits that the body names, while the migration is planned or paused."""
+    limits = body.model_dump(exclude_unset=True)
+    return MigrationAnswer.of(service.change_limits(services, context, id, limits))
 
 
 #: what the routes of jobs and steps share: none has a body
@@ -137,7 +149,8 @@ def cut_over(id: MigrationId, context: WriteContext, services: Svc) -> Migration
 def roll_back(id: MigrationId, context: WriteContext, services: Svc) -> MigrationAnswer:
     """Makes the store's clients see the old vectors again.
 
-    Rows that they wrote since the cutover have translated vectors. The new vectors stay, so that
+    Rows that they wrote since the cutover have vectors by the old encoder where the service runs
+    it and there are texts, else translated ones. The new vectors stay, so that
     `cutover` is possible again.
     """
     return MigrationAnswer.of(steps.take_step(services, context, id, "rollback"))

@@ -233,11 +233,13 @@ def _find_pair(
     return source, target
 
 
-def load_maps(services: Services, row: tables.MigrationRow) -> MigrationMaps:
-    """Return the maps of a migration, from memory or its blob."""
+def load_maps(services: Services, row: tables.MigrationRow) -> MigrationMaps | None:
+    """Return the maps of a migration, from memory or its blob; None before it has anchors."""
+    if (digest := row.maps) is None:
+        return None
     return services.cache.get_or_make(
-        ("migration maps", row.maps),
-        lambda: _load(services.blobs.get(row.maps, of=f"migration {row.id}"), services.device),
+        ("migration maps", digest),
+        lambda: _load(services.blobs.get(digest, of=f"migration {row.id}"), services.device),
         lambda maps: maps.nbytes,
     )
 

@@ -5,7 +5,7 @@ Nothing is written to the store. The plan is a row, which `run` obeys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,31 +13,35 @@ import torch
 
 from app.access.audit import record_audit
 from app.context import RequestContext, Services
-from app.db import tables
+from app.db import resources, tables
+from app.encoders import encoding
 from app.errors import (
     Conflict,
     EncoderNeedsVectors,
     InvalidRequest,
     MigrationActive,
+    MissingField,
     QualityBelowMinimum,
     WrongSpace,
     blaming,
 )
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
+from app.moves.embedding import runs_here
 from app.moves.maps import BuiltMaps, build_maps
 from app.moves.reading import (
     StoreReading,
     advice_document,
     check_reading,
+    embedding_cost,
     encode_speed,
-    estimate_cost,
     read_store,
     refuse_lengths,
     require_migratable,
     translate_speed,
+    translation_cost,
 )
-from app.moves.schemas import NewMigration
-from app.moves.service import possible_calls
+from app.moves.schemas import MigrationLimits, NewMigration
+from app.moves.service import possible_calls, require_price
 from app.search import advice
 from app.search.advice import AdviceFacts
 from app.stores import queries as store_queries
@@ -46,6 +50,7 @@ from app.stores.registry import has_cutover
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
 from app.translate.maps import FitRequest
+from app.translate.warnings import AnswerWarning
 from app.types import EncoderKind, MigrationState
 
 #: how long the store may take to be read
@@ -68,27 +73,81 @@ def plan_migration(
     if active is not None:
         raise _active_error(store, active)
     _refuse_shared(services, store)
-    request = _request(wanted, store)
-    source, target = translators.find_pair(services, context.project, request)
-    translators.check_options(request, anchors=source.anchor_set.size)
+    require_price(limits := _limits(wanted))
+    target = _find_target(services, context, store, wanted.target)
     text_field = store.options.get("text_field")
-    if wanted.re_embed:
-        require_texts(text_field, target.encoder)
+    fill = wanted.fill or ("embed" if text_field and runs_here(target) else "translate")
+    if fill == "embed":
+        require_texts(text_field, target)
+    elif wanted.anchor_set is None:
+        raise MissingField(
+            "`fill: translate` needs an `anchor_set` that the store's encoder and `target` share. "
+            "To embed every row instead, register the store with its `text_field`, and the target "
+            "with its model.",
+            field="anchor_set",
+        )
+    request = None if wanted.anchor_set is None else _request(wanted, store)
+    if request is not None:
+        source, _ = translators.find_pair(services, context.project, request)
+        translators.check_options(request, anchors=source.anchor_set.size)
     reading = _read(services, store, wanted.batch, text_field)
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
     require_migratable(reading.facts)
-    space = _check_space(services, store, target.encoder.name, reading, force=wanted.force_space)
-    built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
-    refuse_lengths(reading, (built.served.options or {}).get("keep_norms") is True)
-    if not wanted.force_space:
-        _refuse_useless(wanted.anchor_set, built)
-    estimate = _estimate(services, built, request, reading.facts.rows)
-    plan = {
-        **_document(services, context, wanted, request, reading, built, estimate),
+    space = _check_space(services, store, target.name, reading, force=wanted.force_space)
+    plan: dict[str, Any] = {
+        "store": wanted.store,
+        "source": store.encoder.name,
+        "target": target.name,
+        "fill": fill,
+        "anchor_set": wanted.anchor_set,
+        "rows": reading.facts.rows,
+        "dim": target.dim,
+        "min_recall": wanted.min_recall,
+        "batch": wanted.batch,
+        "limits": limits,
         "space": space,
-        "notes": _notes(store, reading, space, built, estimate),
     }
-    return _add_row(services, context, store, built, plan)
+    built = None
+    if request is not None:
+        sample = torch.from_numpy(reading.sample)
+        built = build_maps(services, context, request, sample=sample)
+        refuse_lengths(reading, (built.served.options or {}).get("keep_norms") is True)
+        if not wanted.force_space:
+            _refuse_useless(request.anchor_set, built)
+        plan |= {
+            "method": built.served.method,
+            "options": dict(built.served.options or {}),
+            "translator": built.served.id,
+        }
+    if fill == "embed":
+        plan["cost"] = embedding_cost(services, context, target, reading, limits)
+    else:
+        assert request is not None
+        assert built is not None
+        plan |= _translation(services, context, wanted, request, reading, built)
+    plan["notes"] = _notes(store, reading, plan, () if built is None else built.warnings)
+    return _add_row(services, context, store, target, built, plan)
+
+
+def _limits(wanted: MigrationLimits) -> dict[str, Any]:
+    return {name: getattr(wanted, name) for name in MigrationLimits.model_fields}
+
+
+def _find_target(
+    services: Services, context: RequestContext, store: tables.StoreRow, name: str
+) -> tables.EncoderRow:
+    """Return the target. Raises NotFound, and InvalidRequest for the store's own encoder."""
+    with services.db.transaction() as session:
+        target = resources.by_name(
+            session, tables.EncoderRow, context.project, name, field="target"
+        )
+    if target.id == store.encoder_id:
+        raise InvalidRequest(
+            f"The store {store.name!r} already has vectors of {name!r}. Name another `target`. To "
+            "repair rows that look foreign, write their vectors again with your application.",
+            field="target",
+        )
+    return target
 
 
 def _find_store(
@@ -135,16 +194,8 @@ def _read(
 
 
 def _request(wanted: NewMigration, store: tables.StoreRow) -> FitRequest:
-    """Return the fit from the store's encoder to the target.
-
-    Raises InvalidRequest where they are the same.
-    """
-    if wanted.target == store.encoder.name:
-        raise InvalidRequest(
-            f"The store {store.name!r} already has vectors of {wanted.target!r}. Name another "
-            "`target`.",
-            field="target",
-        )
+    """Return the fit from the store's encoder to the target."""
+    assert wanted.anchor_set is not None
     return FitRequest(
         store.encoder.name,
         wanted.target,
@@ -156,19 +207,21 @@ def _request(wanted: NewMigration, store: tables.StoreRow) -> FitRequest:
 
 
 def require_texts(text_field: str | None, target: tables.EncoderRow) -> None:
-    """Raises InvalidRequest without texts, and EncoderNeedsVectors for an external target."""
+    """Raises InvalidRequest without texts, and the errors of a target that does not run."""
     if text_field is None:
         raise InvalidRequest(
-            "`re_embed` needs the texts of the rows, and the store has no `text_field`. Register "
-            "it with one, or remove `re_embed`.",
-            field="re_embed",
+            "`fill: embed` needs the texts of the rows, and the store has no `text_field`. "
+            "Register it with one, or send `fill: translate` with an `anchor_set`.",
+            field="fill",
         )
     if target.kind == EncoderKind.external:
         raise EncoderNeedsVectors(
-            f"The service does not run encoder {target.name!r}, so it cannot encode rows again. "
-            "Remove `re_embed`, or name an encoder that the service runs.",
-            field="re_embed",
+            f"The service does not run encoder {target.name!r}, so it cannot embed rows. Register "
+            "it with its model, or send `fill: translate` with an `anchor_set`.",
+            field="fill",
         )
+    with blaming("target", always=True):
+        encoding.require_same_vectors(target)
 
 
 def _check_space(
@@ -247,27 +300,19 @@ def _estimate(
     }
 
 
-def _document(
+def _translation(
     services: Services,
     context: RequestContext,
     wanted: NewMigration,
     request: FitRequest,
     reading: StoreReading,
     built: BuiltMaps,
-    estimate: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return what `run` obeys, and what the plan estimates, as JSON."""
+    """Return what translated vectors are worth, beside the other options, and what they cost."""
     target, rows = built.target.encoder, reading.facts.rows
+    estimate = _estimate(services, built, request, rows)
     encodes = encode_speed(services, context, target, reading.texts)
     translates = translate_speed(built.maps, reading)
-    cost = estimate_cost(
-        reading,
-        target.dim,
-        translates=translates,
-        encodes=encodes,
-        re_embed=wanted.re_embed,
-        rows_per_second=wanted.rows_per_second,
-    )
     known = AdviceFacts(
         evaluation=wanted.evaluation,
         corpus_size=rows,
@@ -276,37 +321,41 @@ def _document(
     )
     advised = advice.advise(services, context, request, known)
     return {
-        "store": wanted.store,
-        "source": built.source.encoder.name,
-        "target": target.name,
-        "anchor_set": wanted.anchor_set,
-        "method": built.served.method,
-        "options": dict(built.served.options or {}),
-        "translator": built.served.id,
-        "rows": rows,
-        "dim": target.dim,
         "estimate": estimate,
-        "min_recall": wanted.min_recall,
-        "re_embed": wanted.re_embed,
-        "rows_per_second": wanted.rows_per_second,
-        "batch": wanted.batch,
         "advice": advice_document(
             advised["options"], estimate, reading, translates=translates, encodes=encodes
         ),
-        "cost": cost,
+        "cost": translation_cost(reading, target.dim, translates, wanted.rows_per_second),
     }
 
 
 def _notes(
     store: tables.StoreRow,
     reading: StoreReading,
-    space: Mapping[str, Any],
-    built: BuiltMaps,
-    estimate: Mapping[str, Any] | None,
+    plan: Mapping[str, Any],
+    warnings: Sequence[AnswerWarning],
 ) -> list[dict[str, str]]:
     """Return what a person must know before the migration, with codes."""
     notes = [{"code": each.code, "detail": each.detail} for each in reading.facts.notes]
-    notes += [{"code": each.code, "detail": each.detail} for each in built.warnings]
+    notes += [{"code": each.code, "detail": each.detail} for each in warnings]
+    space, cost = plan["space"], plan["cost"]
+    if plan["fill"] == "embed" and cost["rows_without_text"]:
+        notes.append(
+            {
+                "code": "rows-without-text",
+                "detail": f"About {cost['rows_without_text']:,} of {cost['rows']:,} rows have no "
+                "text. Their vectors are translated, by a map made of the first 1,000 rows.",
+            }
+        )
+    if plan["fill"] == "embed" and cost["truncated"]:
+        notes.append(
+            {
+                "code": "texts-truncated",
+                "detail": f"About {cost['truncated']:,} texts are longer than the target reads. "
+                "Their ends do not count, as in any use of the model. Split them first if they "
+                "matter.",
+            }
+        )
     notes.append(
         {
             "code": "search-works",
@@ -314,7 +363,7 @@ def _notes(
             "now, and writes nothing. A run is not needed for it.",
         }
     )
-    if estimate is None:
+    if "estimate" in plan and plan["estimate"] is None:
         notes.append(
             {
                 "code": "no-estimate",
@@ -363,7 +412,8 @@ def _add_row(
     services: Services,
     context: RequestContext,
     store: tables.StoreRow,
-    built: BuiltMaps,
+    target: tables.EncoderRow,
+    built: BuiltMaps | None,
     plan: dict[str, Any],
 ) -> tables.MigrationRow:
     """Store the plan. Raises MigrationActive where another request was faster, and Conflict."""
@@ -371,11 +421,11 @@ def _add_row(
         id=tables.new_id(),
         project=context.project,
         store_id=store.id,
-        target_id=built.target.encoder_id,
-        anchor_set_id=built.source.anchor_set_id,
+        target_id=target.id,
+        anchor_set_id=None if built is None else built.source.anchor_set_id,
         state=MigrationState.planned,
         plan=plan,
-        maps=built.digest,
+        maps=None if built is None else built.digest,
     )
     try:
         with services.db.transaction() as session:

@@ -37,8 +37,8 @@ NUMBER_SIZES = {"float16": 2, "bfloat16": 2, "float64": 8, "int8": 1, "uint8": 1
 #: rows that are translated to measure the speed
 TIMED_TRANSLATIONS = 1_000
 
-#: rows of the sample, pages that are read to measure the speed, and texts to encode for it
-PLAN_SAMPLE, TIMED_PAGES, TIMED_TEXTS = 2_000, 3, 32
+#: rows of the sample, those whose texts are read, and what is read and encoded to measure speeds
+PLAN_SAMPLE, SAMPLED_TEXTS, TIMED_PAGES, TIMED_TEXTS = 2_000, 256, 3, 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,8 @@ class StoreReading:
     sample           (n, d) the sampled vectors that have a direction, with their ids
     undirected       sampled rows without one: zero or not finite
     read_per_second  rows that scrolling reads in a second; None: too few rows to tell
-    texts            of some sampled rows; empty without a text field
+    texts            of those sampled rows that have one; empty without a text field
+    asked            sampled rows whose texts were read
     """
 
     facts: StoreFacts
@@ -58,6 +59,7 @@ class StoreReading:
     undirected: list[StoreId]
     read_per_second: float | None
     texts: list[str]
+    asked: int
 
 
 def read_store(store: Store, *, batch: int, text_field: str | None) -> StoreReading:
@@ -70,7 +72,7 @@ def read_store(store: Store, *, batch: int, text_field: str | None) -> StoreRead
     ids = list(page.ids)
     texts: list[str] = []
     if text_field is not None and ids:
-        texts = [text for text in store.texts(ids[:TIMED_TEXTS]) if text and text.strip()]
+        texts = [text for text in store.texts(ids[:SAMPLED_TEXTS]) if text and text.strip()]
     return StoreReading(
         facts=facts,
         capabilities=store.capabilities,
@@ -79,6 +81,7 @@ def read_store(store: Store, *, batch: int, text_field: str | None) -> StoreRead
         undirected=[ids[i] for i in np.flatnonzero(~directed)],
         read_per_second=_time_pages(store, batch),
         texts=texts,
+        asked=min(len(ids), SAMPLED_TEXTS),
     )
 
 
@@ -154,7 +157,7 @@ def encode_speed(
     if not texts or target.kind == EncoderKind.external:
         return None
     most = services.limits.input_characters
-    cut = [text[:most] for text in texts]
+    cut = [text[:most] for text in texts[:TIMED_TEXTS]]
     try:
         encoding.encode(services, context, target, cut[:1], role=InputRole.document)
         begun = time.perf_counter()
@@ -165,25 +168,56 @@ def encode_speed(
     return len(cut) / max(time.perf_counter() - begun, 1e-9)
 
 
-def estimate_cost(
+def embedding_cost(
+    services: Services,
+    context: RequestContext,
+    target: tables.EncoderRow,
     reading: StoreReading,
-    target_dim: int,
-    *,
-    translates: float,
-    encodes: float | None,
-    re_embed: float,
-    rows_per_second: float | None,
+    limits: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the seconds of a run, without the writes and the index, and the disk_bytes.
+    """Return what embedding every row costs, from a sample of its texts.
 
-    translates, encodes  rows a second; None: unknown, and left out
+    Raises InvalidRequest where no sampled row has a text.
     """
-    rows = reading.facts.rows
+    rows, texts = reading.facts.rows, reading.texts
+    if not texts:
+        raise InvalidRequest(
+            f"None of {reading.asked} sampled rows has a text in the store's `text_field`. "
+            "Register the store with another field, or send `fill: translate` and an `anchor_set`.",
+            field="fill",
+        )
+    most = services.limits.input_characters
+    cut = [text[:most] for text in texts]
+    counted, counted_by, long = encoding.count_tokens(services, target, cut)
+    long += sum(len(text) > most for text in texts)
+    with_text = round(rows * len(texts) / reading.asked)
+    tokens = round(with_text * counted / len(texts))
+    price = limits["price_per_million_tokens"]
+    encodes = encode_speed(services, context, target, texts)
+    most_speeds = [encodes, (limits["texts_per_minute"] or np.inf) / 60, limits["rows_per_second"]]
+    speeds = [speed for speed in most_speeds if speed is not None]
+    return {
+        "rows": rows,
+        "rows_with_text": with_text,
+        "rows_without_text": rows - with_text,
+        "tokens": tokens,
+        "tokens_by": counted_by,
+        "tokens_per_character": counted / max(1, sum(map(len, cut))),
+        "truncated": round(with_text * long / len(texts)),
+        "price": None if price is None else round(tokens * price / 1e6, 6),
+        "texts_per_second": encodes and round(encodes, 1),
+        "seconds": None if encodes is None else round(with_text / min(speeds), 3),
+        "disk_bytes": disk_bytes(reading, target.dim),
+    }
+
+
+def translation_cost(
+    reading: StoreReading, target_dim: int, translates: float, rows_per_second: float | None
+) -> dict[str, Any]:
+    """Return the seconds of a run, without the writes and the index, and the disk_bytes."""
     seconds = seconds_to_translate(reading, translates)
     if rows_per_second is not None:
-        seconds = max(seconds, rows / rows_per_second)
-    if re_embed and encodes is not None:
-        seconds += rows / encodes
+        seconds = max(seconds, reading.facts.rows / rows_per_second)
     return {"seconds": round(seconds, 3), "disk_bytes": disk_bytes(reading, target_dim)}
 
 

@@ -1,13 +1,17 @@
 """The job of a migration, and its longest action: to give every row a new vector.
 
-The sweep reads pages of old vectors, translates and writes them, and commits its cursor after the
-write. A worker that is killed at any point repeats at most one batch, and the result is the same.
-The plan may limit its rows a second.
+The sweep reads pages of old vectors or of texts, translates or embeds and writes them, and commits
+its cursor after the write. A worker that is killed at any point repeats at most one batch, and the
+result is the same. The plan may limit its price and its speed.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,19 +19,22 @@ import torch
 
 from app.context import Services
 from app.db import tables
-from app.errors import AnchorageError, MigrationActive, StoreFull, Unavailable
-from app.jobs.progress import Cancelled, LeaseLost, Progress, Requeued
+from app.errors import AnchorageError, LimitReached, MigrationActive, StoreFull, Unavailable
+from app.jobs.progress import Cancelled, LeaseLost, Progress, Requeued, Yielded
 from app.jobs.worker import MAX_ATTEMPTS, JobResult, NoFurtherAttempt, problem_of
 from app.moves import sync, verify
-from app.moves.context import MigrationContext, open_migration, without_url
+from app.moves.context import MigrationContext, NewRows, open_migration, without_url
+from app.moves.embedding import USAGE, make_anchors
+from app.moves.fill import TextSweep, wait_for_encoder
 from app.moves.lease import LEASE_S, Lease, take_lease
+from app.moves.maps import load_maps
 from app.moves.service import wrong_state
-from app.stores.port import Page
+from app.stores.port import Page, TextPage
 from app.types import MigrationState
 
 #: members of `position` that count rows: read, skipped, equal to an anchor, encoded again, and
 #: written by clients
-COUNTS = ("rows", "skipped", "anchors", "encoded", "applied")
+COUNTS = ("rows", "skipped", "anchors", "encoded", "applied", *USAGE)
 
 #: how often captured changes are applied during a sweep
 DRAINED_EVERY_S = 1.0
@@ -95,14 +102,19 @@ class Run:
     """One attempt of a run."""
 
     def __init__(self, services: Services, progress: Progress, held: Lease) -> None:
+        self._services = services
         self._progress = progress
         self._held = held
         self._move: MigrationContext = open_migration(services, held.row)
-        self._rows_per_second: float | None = held.row.plan.get("rows_per_second")
+        self._limits: dict[str, Any] = held.row.plan.get("limits") or {}
         self._position = held.position
         self._facts: dict[str, Any] = {}
         self._began = self._drained_at = time.monotonic()
         self._rows_before = 0
+        #: estimated tokens of the pages that are embedded and not yet counted
+        self._expected: deque[float] = deque()
+        self._texts_due = 0.0
+        self._limit: LimitReached | None = None
 
     def complete(self) -> JobResult:
         """Continue from the position to the end. Raises as `run_migration`."""
@@ -113,6 +125,8 @@ class Run:
             again = not self._move.store.capabilities.captures_writes
             self._position = {"again": again}
         self._prepare()
+        if self._move.embedder is not None:
+            self._embed()
         while self._position["phase"] == "sweep":
             self._sweep_page()
         if self._position["phase"] == "index":
@@ -141,24 +155,96 @@ class Run:
     def _sweep_page(self) -> None:
         begun = time.monotonic()
         page = self._move.store.scroll(self._position["cursor"], self._move.batch)
-        position, found = self._write(page)
+        self._record(page, self._move.make_new(page.ids, page.vectors), begun)
+        self._progress.give_way()
+
+    def _embed(self) -> None:
+        """Make the anchors, then sweep by texts. Raises LimitReached where a page is too dear."""
+        if self._move.maps is None and self._position["phase"] == "sweep":
+            self._make_anchors()
+        sweep = TextSweep(self._move, self._may_embed, self._hear)
+        left: Yielded | None = None
+        begun = time.monotonic()
+        with closing(sweep.pages(self._position["cursor"])) as pages:
+            for page, made in pages:
+                self._record(page, made, begun)
+                begun = time.monotonic()
+                self._expected.popleft()
+                try:
+                    self._progress.give_way()
+                except Yielded as error:  # after the pages that are paid for
+                    left, sweep.no_more = error, True
+        if left is not None and self._position["phase"] == "sweep":
+            raise left
+        if self._limit is not None:
+            raise self._limit
+
+    def _make_anchors(self) -> None:
+        assert self._move.embedder is not None
+        self._report("anchors")
+        make = partial(
+            make_anchors,
+            self._services,
+            self._held,
+            self._move.store,
+            self._move.embedder,
+            self._may_embed,
+            lambda done: self._report("anchors"),
+        )
+        wait_for_encoder(self._move.row.target, make, self._pause)
+        self._expected.clear()
+        self._save(self._position)
+        if self._limit is not None:
+            raise self._limit
+        row = self._held.row
+        self._move = replace(self._move, row=row, maps=load_maps(self._services, row))
+
+    def _pause(self, seconds: float) -> None:
+        self._expected.clear()
+        self._facts["phase"] = "waiting"
+        self._wait(time.monotonic() + seconds)
+
+    def _may_embed(self, page: TextPage) -> bool:
+        """Return whether the limits allow a page, after waiting for `texts_per_minute`."""
+        price, most = self._limits["price_per_million_tokens"], self._limits["max_price"]
+        characters = sum(len(text or "") for text in page.texts)
+        expected = characters * self._held.row.plan["cost"]["tokens_per_character"]
+        tokens = self._position["tokens"] + sum(self._expected) + expected
+        if most is not None and tokens * price / 1e6 > most:
+            spent = self._position["tokens"] * price / 1e6
+            self._limit = LimitReached(
+                f"The next rows would cost more than `max_price`: {spent:.4g} of {most:.4g} are "
+                "spent. Raise `max_price`, and call `run` again.",
+                field="max_price",
+            )
+            return False
+        self._expected.append(expected)
+        if (a_minute := self._limits["texts_per_minute"]) is not None:
+            self._wait(self._texts_due)
+            self._texts_due = time.monotonic() + len(page.ids) * 60 / a_minute
+        return True
+
+    def _hear(self, away: bool) -> None:
+        self._report("waiting" if away else "sweep")
+
+    def _record(self, page: Page | TextPage, made: NewRows, begun: float) -> None:
+        """Write the new vectors of a page, commit its cursor, and keep to the limits."""
+        position, found = self._write(page, made)
         if page.cursor is None:
             position["phase"] = "index"
         self._save(position, found=found)
         self._report("sweep")
         self._progress.checkpoint(position["rows"], {"rows": torch.tensor(position["rows"])})
-        if self._rows_per_second is not None:
-            self._wait(begun + len(page.ids) / self._rows_per_second)
+        if (a_second := self._limits.get("rows_per_second")) is not None:
+            self._wait(begun + len(page.ids) / a_second)
         if time.monotonic() >= self._drained_at + DRAINED_EVERY_S:
             self._drain()
-        self._progress.give_way()
 
-    def _write(self, page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _write(self, page: Page | TextPage, made: NewRows) -> tuple[dict[str, Any], dict[str, Any]]:
         """Write the new vectors of a page, and return the next position and what was found."""
         position, found = {**self._position, "cursor": page.cursor}, dict(self._held.row.found)
         if len(page.ids) == 0:
             return position, found
-        made = self._move.make_new(page.ids, page.vectors)
         ids, vectors = page.ids, made.vectors
         if len(made.missing):
             lost = [page.ids[place] for place in made.missing.tolist()]
@@ -200,9 +286,11 @@ class Run:
     def _wait(self, ends: float) -> None:
         while (left := ends - time.monotonic()) > 0:
             time.sleep(min(left, LONGEST_NAP_S))
-            self._report("sweep")
+            self._report(self._facts["phase"])
 
     def _save(self, position: dict[str, Any], **values: Any) -> None:
+        for name, count in self._move.usage().items():
+            position = {**position, name: position.get(name, 0) + count}
         self._position = position
         self._held.save(position=position, **values)
 
@@ -210,7 +298,7 @@ class Run:
         """Tell the client how far the run is."""
         rows, total = self._position.get("rows", 0), self._position.get("total", 0)
         self._facts["phase"] = phase
-        if phase == "sweep":
+        if phase in ("sweep", "waiting"):
             seconds = time.monotonic() - self._began
             rate = (rows - self._rows_before) / seconds if seconds > 0 else 0.0
             self._facts["rows_per_second"] = round(rate, 1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.http.fields import Body, Name
-from app.moves.service import MigrationStatus, NextCall
+from app.moves.service import Fill, MigrationStatus, NextCall
 from app.translate.fields import (
     NO_MINIMUM,
     NO_OPTIONS,
@@ -21,25 +20,51 @@ from app.translate.fields import (
 )
 from app.types import JobState, MigrationState
 
-
-def _none_or_all(value: float) -> float:
-    if value not in (0, 1):
-        raise PydanticCustomError("none_or_all", "Must be 0 or 1")
-    return value
+Positive = Annotated[Finite, Field(gt=0, le=1e9)]
 
 
-class NewMigration(Body):
-    """A store, the encoder to move it to, and how the move is made."""
+class MigrationLimits(Body):
+    """What a run keeps to. They can be changed while the migration is planned or paused."""
+
+    price_per_million_tokens: Annotated[Finite, Field(ge=0, le=1e9)] | None = Field(
+        None, description="Price of embedding a million tokens by the target. Null: not known."
+    )
+    max_price: Annotated[Finite, Field(ge=0, le=1e12)] | None = Field(
+        None,
+        description="The run pauses before it spends more, in the unit of "
+        "`price_per_million_tokens`, which it needs. Null: no limit.",
+    )
+    texts_per_minute: Positive | None = Field(
+        None, description="Most texts that a run embeds in a minute. Null: no limit."
+    )
+    rows_per_second: Positive | None = Field(
+        None, description="Most rows that a run writes in a second. Null: no limit."
+    )
+    concurrency: Annotated[int, Field(ge=1, le=64)] = Field(
+        4, description="Requests at once to a remote target, 1 to 64."
+    )
+
+
+class NewMigration(MigrationLimits):
+    """A store, the encoder to move it to, and how its rows get new vectors."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"store": "articles", "target": "new", "anchor_set": "faq"}]
-        }
+        json_schema_extra={"examples": [{"store": "articles", "target": "new"}]}
     )
 
     store: Name = Field(description="Name of the store.")
     target: Name = Field(description="Encoder to move the store to.")
-    anchor_set: Name = Field(description="Anchor set that the store's encoder and `target` share.")
+    fill: Fill | None = Field(
+        None,
+        description="`embed`: every row gets the target's own vector of its text. A row without "
+        "one is translated. `translate`: every row is translated. Null: `embed` where the store "
+        "has a `text_field` and the service runs the target, else `translate`.",
+    )
+    anchor_set: Name | None = Field(
+        None,
+        description="Anchor set that the store's encoder and `target` share. `translate` needs "
+        "one; `embed` makes one of the first 1,000 rows where none is named.",
+    )
     method: MethodName = "auto"
     options: TranslationOptions = Field(
         default_factory=lambda: NO_OPTIONS, description="Options of the method."
@@ -58,17 +83,8 @@ class NewMigration(Body):
         description="Share of the results of an exact search that the new index must find, 0 to "
         "1, for `verify` to pass. One that finds as much as the old one, less .02, passes too.",
     )
-    re_embed: Annotated[float, AfterValidator(_none_or_all)] = Field(
-        0.0,
-        description="0: rows are translated. 1: the target encoder encodes the text of each row, "
-        "and translates those without one. It needs a store with a `text_field`.",
-        json_schema_extra={"enum": [0, 1]},
-    )
-    rows_per_second: Annotated[Finite, Field(gt=0, le=1e9)] | None = Field(
-        None, description="Most rows that a run translates in a second. Null: no limit."
-    )
     batch: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        4_000, description="Rows that are read and written at a time, 1 to 10,000."
+        4_000, description="Rows that are read and not yet written, 1 to 10,000."
     )
     evaluation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
         None,
@@ -90,19 +106,25 @@ class MigrationProgress(BaseModel, extra="allow"):
     """How far a migration is."""
 
     phase: str | None = Field(
-        description="What the job does, such as `sweep`, `index` or `filled`. Null before a run."
+        description="What the job does: `prepare`, `anchors`, `sweep`, `waiting` for the encoder, "
+        "`index`, `filled`, or a step of a verification. Null before a run."
     )
-    rows: int = Field(description="Rows that have been read and translated.")
+    rows: int = Field(description="Rows that have been read, and have a new vector if possible.")
     total: int | None = Field(
         description="Rows of the store when the run began; more where clients added some."
     )
     rows_per_second: float | None = Field(
-        description="Mean speed of the present attempt. Null unless rows are translated now."
+        description="Mean speed of the present attempt. Null unless rows get vectors now."
     )
     eta_s: float | None = Field(
         description="Estimated seconds until every row has a new vector, without the index. Null "
-        "unless rows are translated now."
+        "unless rows get vectors now."
     )
+    encoded: int = Field(description="Rows with the target's own vector of their text.")
+    skipped: int = Field(description="Rows without a new vector.")
+    tokens: int = Field(description="Tokens that were embedded.")
+    truncated: int = Field(description="Texts that the target read only in part.")
+    spent: float | None = Field(description="Price of the tokens. Null without a price.")
 
 
 class MigrationJob(BaseModel):
@@ -120,7 +142,10 @@ class MigrationAnswer(BaseModel):
     store: str = Field(description="Name of the store.")
     source: str = Field(description="Encoder whose vectors the store had when it was planned.")
     target: str = Field(description="Encoder to whose space the store moves.")
-    anchor_set: str = Field(description="Anchor set that relates the two encoders.")
+    fill: Fill = Field(description="How rows get new vectors.")
+    anchor_set: str | None = Field(
+        description="Anchor set that relates the two encoders. Null before a run has made it."
+    )
     state: MigrationState = Field(description="How far the migration is.")
     plan: dict[str, Any] = Field(description="What `run` obeys, and what the plan estimates.")
     progress: MigrationProgress = Field(description="How far the run is.")
@@ -149,7 +174,8 @@ class MigrationAnswer(BaseModel):
             store=row.store.name,
             source=row.plan.get("source") or row.store.encoder.name,
             target=row.target.name,
-            anchor_set=row.anchor_set.name,
+            fill=row.plan["fill"],
+            anchor_set=row.anchor_set and row.anchor_set.name,
             state=found.state,
             plan=row.plan,
             progress=MigrationProgress(**found.progress),

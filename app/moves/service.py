@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -12,13 +12,16 @@ from sqlalchemy.orm import Session
 from app.access.audit import record_audit
 from app.context import RequestContext, Services
 from app.db import tables
-from app.errors import MigrationActive, WrongState
+from app.errors import MigrationActive, MissingField, WrongState
 from app.jobs import queries as job_queries
 from app.jobs.submission import submit_job
 from app.moves import queries
 from app.moves.lease import change
 from app.stores.registry import EMBEDDED, has_cutover
 from app.types import JobKind, JobState, MigrationState
+
+#: how rows get new vectors
+Fill = Literal["embed", "translate"]
 
 NextCall = Literal["run", "pause", "verify", "sync", "cutover", "rollback", "finish", "abandon"]
 
@@ -38,6 +41,9 @@ CALL_STATES: dict[str, tuple[MigrationState, ...]] = {
 
 #: the calls that queue a job
 ACTIONS = ("run", "verify", "sync")
+
+#: what the position counts beside rows
+COUNTED = ("encoded", "skipped", "tokens", "truncated")
 
 #: the calls that only a store with a cutover has
 CUTOVER_CALLS = ("sync", "cutover", "rollback")
@@ -83,7 +89,11 @@ class MigrationStatus:
         facts = dict(self.job.progress) if self.is_busy and self.job is not None else {}
         position = self.row.position
         rows, total = position.get("rows", 0), position.get("total") or self.row.plan.get("rows")
+        counts = {name: position.get(name, 0) for name in COUNTED}
+        price = self.row.plan["limits"]["price_per_million_tokens"]
         return {
+            **counts,
+            "spent": None if price is None else counts["tokens"] * price / 1e6,
             "rows_per_second": None,
             "eta_s": None,
             **{name: value for name, value in facts.items() if name not in ("done", "total")},
@@ -138,6 +148,35 @@ def queue_action(
 
     arguments = {"migration": migration_id, "action": action}
     return submit_job(services, context, JobKind.migrate, arguments, begin=begin)
+
+
+def change_limits(
+    services: Services, context: RequestContext, migration_id: str, limits: Mapping[str, Any]
+) -> MigrationStatus:
+    """Change some limits of a migration that does not run.
+
+    Raises NotFound, WrongState, MigrationActive and MissingField.
+    """
+    found = find_migration(services, context.project, migration_id)
+    refuse_unless_possible(found.row, "run", busy=found.is_busy)
+    changed = {**found.row.plan["limits"], **limits}
+    require_price(changed)
+    with services.db.transaction() as session:
+        if not change(session, found.row, plan={**found.row.plan, "limits": changed}):
+            raise MigrationActive(
+                "The migration changed at the same time. Repeat the call.", retry_after_s=1
+            )
+        record_audit(session, context, "change", "migration", migration_id)
+    return find_migration(services, context.project, migration_id)
+
+
+def require_price(limits: Mapping[str, Any]) -> None:
+    """Raises MissingField for a `max_price` without a price of tokens."""
+    if limits["max_price"] is not None and limits["price_per_million_tokens"] is None:
+        raise MissingField(
+            "`max_price` needs the price of tokens. Add `price_per_million_tokens`.",
+            field="price_per_million_tokens",
+        )
 
 
 def pause(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:

@@ -136,6 +136,7 @@ def drain_held(
         raise
     finally:
         if applied or news["error"]:
-            total = held.position.get("applied", 0) + applied
-            held.save(position={**held.position, "applied": total}, **news)
+            counts = {"applied": applied, **move.usage()}
+            total = {name: held.position.get(name, 0) + each for name, each in counts.items()}
+            held.save(position={**held.position, **total}, **news)
     return applied

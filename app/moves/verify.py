@@ -25,6 +25,9 @@ from app.types import MigrationState
 VERIFIED_ROWS = 1000
 EQUAL_COSINE = 1 - 1e-4
 
+#: rows whose texts are embedded again
+EMBEDDED_AGAIN = 100
+
 #: looks at a row that differs: a client may write it between two reads
 MAX_LOOKS = 3
 
@@ -152,15 +155,13 @@ def check_payloads(move: MigrationContext, row: tables.MigrationRow, hear: HearR
 
 
 def check_sample(move: MigrationContext, held: Lease) -> Check:
-    """Compare new vectors of sampled rows with translations of their old ones.
+    """Compare new vectors of sampled rows with those that the plan gives them now.
 
-    Rows that the plan encodes again are left out.
+    Texts are embedded again, those of fewer rows, because that may cost money.
     """
-    page = move.store.sample(VERIFIED_ROWS)
+    embeds = move.embedder is not None
+    page = move.store.sample(EMBEDDED_AGAIN if embeds else VERIFIED_ROWS)
     ids = list(page.ids)
-    if held.row.plan.get("re_embed"):  # only anchors keep their vectors
-        known = move.maps.forward.map_rows(page.vectors).known
-        ids = [ids[place] for place in np.flatnonzero(known).tolist()]
     differing: Sequence[StoreId] = ids
     for look in range(MAX_LOOKS):
         differing = find_different(move, differing)
@@ -169,25 +170,31 @@ def check_sample(move: MigrationContext, held: Lease) -> Check:
         if look + 1 < MAX_LOOKS:
             drain_held(move, held)
     found = {"rows": len(ids), "different": len(differing), "first": list(differing[:20])}
+    if move.old is not None or embeds:
+        found |= {name: held.position.get(name, 0) for name in ("old_embedded", "old_translated")}
+    expected = "the target gives their texts" if embeds else "the maps give"
     if differing:
-        detail = f"{len(differing)} of {len(ids)} rows have another new vector than the maps give."
+        detail = f"{len(differing)} of {len(ids)} rows have another new vector than {expected}."
         return Check("sample", False, detail, found)
-    return Check("sample", True, "The new vectors are those that the maps give.", found)
+    return Check("sample", True, f"The new vectors are those that {expected}.", found)
 
 
 def find_different(move: MigrationContext, ids: Sequence[StoreId]) -> list[StoreId]:
-    """Return the rows whose vectors are no translations of each other in either direction."""
+    """Return the rows whose new vectors are not those of their texts, and whose vectors are no
+    translations of each other in either direction.
+    """
     old, new = move.store.fetch(ids), move.migration.read(ids)
     place = {each: number for number, each in enumerate(new.ids)}
-    forward = move.maps.forward.map_rows(old.vectors)
+    forward = move.make_new(old.ids, old.vectors, anew=True)
     paired = [number for number, each in enumerate(old.ids) if each in place]
     partners = [place[old.ids[number]] for number in paired]
-    same = forward.undirected.copy()
+    same = np.zeros(len(old.ids), np.bool_)
+    same[forward.missing] = True
     found, expected = new.vectors[partners], forward.vectors[paired]
     same[paired] |= _cosines(found, expected) >= EQUAL_COSINE
-    # A row that a client wrote after the cutover was translated back.
-    back = move.maps.backward.map_rows(found).vectors
-    same[paired] |= _cosines(old.vectors[paired], back) >= EQUAL_COSINE
+    if "cutover" in move.row.found:  # a row that a client wrote since has an old vector made of it
+        back = move.make_old([old.ids[number] for number in paired], found)
+        same[paired] |= _cosines(old.vectors[paired], back.vectors) >= EQUAL_COSINE
     return [each for number, each in enumerate(old.ids) if not same[number]]
 
 

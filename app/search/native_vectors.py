@@ -80,7 +80,7 @@ async def native_vectors(
     )
     try:
         with anyio.move_on_after(deadline_s):
-            find = partial(_find, services, encoder, wanted, owners)
+            find = partial(stored_vectors, services, encoder, wanted, owners)
             stored = await to_thread.run_sync(find, abandon_on_cancel=True)
             left = {digest: text for digest, text in wanted.items() if digest not in stored}
             embed = partial(_embed, services, context, encoder, left, owners, ends + LATE_S)
@@ -116,7 +116,7 @@ def embed_texts(
     encoding.check_inputs(encoder, texts, limits=services.limits, field=field)
     digests = [digest_of(text) for text in texts]
     rows = {digest: row for row, digest in reversed(list(enumerate(digests)))}
-    found = _find(services, encoder, list(rows), {})
+    found = stored_vectors(services, encoder, list(rows), {})
     left = [digest for digest in rows if digest not in found]
     tokens = 0
     if left:
@@ -132,6 +132,30 @@ def embed_texts(
         keep_vectors(services, encoder, new, {})
         found, tokens = {**found, **new}, made.tokens
     return encoding.EncodedVectors(torch.stack([found[digest] for digest in digests]), tokens)
+
+
+def stored_vectors(
+    services: Services,
+    encoder: tables.EncoderRow,
+    digests: Iterable[bytes],
+    rows: Mapping[bytes, StoreRowId],
+) -> dict[bytes, Tensor]:
+    """Return the stored vectors. Those that had no row get theirs, with which they are deleted."""
+    with services.db.transaction() as session:
+        stored = queries.find_vectors(session, encoder.id, list(digests))
+    found = {
+        digest: torch.from_numpy(np.frombuffer(vector, "<f4").copy())
+        for digest, (vector, _) in stored.items()
+        if len(vector) == 4 * encoder.dim
+    }
+    without = {
+        digest: found[digest]
+        for digest, (_, store_id) in stored.items()
+        if store_id is None and digest in rows and digest in found
+    }
+    if without:
+        keep_vectors(services, encoder, without, rows)
+    return found
 
 
 def keep_vectors(
@@ -170,30 +194,6 @@ def delete_vectors(
 def digest_of(text: str) -> bytes:
     """Return the SHA-256 of a text, also of one that is no Unicode."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
-def _find(
-    services: Services,
-    encoder: tables.EncoderRow,
-    digests: Iterable[bytes],
-    rows: Mapping[bytes, StoreRowId],
-) -> dict[bytes, Tensor]:
-    """Return the stored vectors. Those that had no row get theirs, with which they are deleted."""
-    with services.db.transaction() as session:
-        stored = queries.find_vectors(session, encoder.id, list(digests))
-    found = {
-        digest: torch.from_numpy(np.frombuffer(vector, "<f4").copy())
-        for digest, (vector, _) in stored.items()
-        if len(vector) == 4 * encoder.dim
-    }
-    without = {
-        digest: found[digest]
-        for digest, (_, store_id) in stored.items()
-        if store_id is None and digest in rows and digest in found
-    }
-    if without:
-        keep_vectors(services, encoder, without, rows)
-    return found
 
 
 def _embed(

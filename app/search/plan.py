@@ -99,6 +99,7 @@ def plan_search(
     if moving is not None and moving.target.id != target.id:
         refuse_unsettled(row, moving)
         moving = None
+    pairs = None if moving is None else moving.anchor_set
     same = row.encoder.id == target.id
     native = _native_count(services, row, target, request.native, request.mode)
     mode = request.mode or _usual_mode(request, row, moving, same, native)
@@ -127,10 +128,10 @@ def plan_search(
                     or encoding.vectors_or_encoded(services, context, row.encoder, None, inputs)
                 ).vectors
             except (Unavailable, EncoderUnavailable, EncoderChanged):
-                if request.mode is not None or (request.anchor_set is None and moving is None):
+                if request.mode is not None or (request.anchor_set is None and pairs is None):
                     raise
                 mode = "cascade"  # the store's encoder does not run now
-        if request.anchor_set is None and moving is None and old is not None and native:
+        if request.anchor_set is None and pairs is None and old is not None and native:
             if request.method is not None:
                 raise InvalidRequest(
                     "`method` only applies with `anchor_set`. Name a set, or remove `method`.",
@@ -270,20 +271,21 @@ def _fit_request(
     request: StoreSearchRequest, row: tables.StoreRow, moving: tables.MigrationRow | None
 ) -> FitRequest:
     """Return how stored vectors become vectors of the target."""
-    if request.anchor_set is None and moving is None:
+    pairs = None if moving is None else moving.anchor_set
+    if request.anchor_set is None and pairs is None:
         has_texts = row.options.get("text_field") is not None
         raise MissingField(
             "`anchor_set` is missing (`--anchor-set` in a terminal). Name a set that the store's "
             "encoder and `target` embedded"
-            + ("; POST /anchor-sets with `store` makes one." if has_texts else "."),
+            + ("; a migration makes one of its first 1,000 rows." if has_texts else "."),
             field="anchor_set",
         )
-    anchor_set = request.anchor_set or (moving.anchor_set.name if moving is not None else "")
+    anchor_set = request.anchor_set or (pairs.name if pairs is not None else "")
     method: str | None = request.method
     options = request.options.as_dict()
     if method is None:
         method = "auto"
-        if moving is not None and moving.anchor_set.name == anchor_set and not options:
+        if moving is not None and pairs is not None and pairs.name == anchor_set and not options:
             method = moving.plan.get("method") or "auto"
             options = moving.plan.get("options") or {}
     return FitRequest(row.encoder.name, request.target, anchor_set, method, options)

@@ -22,6 +22,7 @@ from app.errors import (
     EncoderNeedsVectors,
     InvalidRequest,
     MigrationActive,
+    MissingField,
     NonFinite,
     NotFound,
     QualityBelowMinimum,
@@ -89,7 +90,8 @@ def test_a_plan_says_everything_that_run_and_a_person_need(table: Table) -> None
     plan = row.plan
     assert json.loads(json.dumps(plan)) == plan
     asked = {"source": "old", "target": "new", "anchor_set": "pairs", "store": table.table}
-    asked |= {"rows": ROWS, "dim": NEW_DIM, "re_embed": 0.0, "rows_per_second": 100.0, "batch": 250}
+    asked |= {"rows": ROWS, "dim": NEW_DIM, "fill": "translate", "batch": 250}
+    assert plan["limits"]["rows_per_second"] == 100
     assert plan.items() >= asked.items()
     assert plan["estimate"]["index"] == ROWS
     assert plan["estimate"]["low"] < plan["estimate"]["recall"] < plan["estimate"]["high"]
@@ -127,7 +129,7 @@ def test_a_store_without_a_text_field_cannot_be_encoded_again_unless_its_items_e
 ) -> None:
     table = begin(text_field=None)
     with pytest.raises(InvalidRequest, match="text_field"):
-        table.plan(re_embed=1.0)
+        table.plan(fill="embed")
     for facts, impossible in (
         ({"old_encoder_runs": False}, {"keep", "fuse", "native", "re-embed"}),
         ({"text_exists": True}, {"native"}),
@@ -196,7 +198,9 @@ def test_a_table_has_one_migration_at_a_time_however_many_plan_one(table: Table)
         ({"target": "lonely"}, AnchorsNotEmbedded, None),
         ({"options": {"ridge": 3.0}}, UnknownOption, "options.ridge"),
         ({"evaluation": "0" * 32}, NotFound, "evaluation"),
-        ({"re_embed": 1.0}, EncoderNeedsVectors, "re_embed"),
+        ({"fill": "embed"}, EncoderNeedsVectors, "fill"),
+        ({"anchor_set": None}, MissingField, "anchor_set"),
+        ({"max_price": 1.0}, MissingField, "price_per_million_tokens"),
         ({"min_quality": {"recall": 0.999}}, QualityBelowMinimum, None),
     ],
 )

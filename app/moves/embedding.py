@@ -1,0 +1,213 @@
+"""Vectors of rows' texts by an encoder, and the anchors that a migration makes of its own rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from cachetools import LRUCache
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.anchors import from_store
+from app.anchors import service as anchor_sets
+from app.context import RequestContext, Services
+from app.db import resources, tables
+from app.encoders import encoding
+from app.encoders.encoding import EncodedTexts
+from app.errors import AnchorageError, NotFound
+from app.moves.lease import Lease
+from app.moves.maps import build_maps
+from app.search import native_vectors
+from app.stores.port import Store, StoreVectors, TextPage
+from app.translate.maps import FitRequest
+
+#: bytes of vectors that are kept for further rows with the same text
+REMEMBERED_BYTES = 64 * 2**20
+
+#: fewest pairs that make a map
+FEWEST_PAIRS = 3
+
+
+#: what embedding costs: tokens, and texts that the encoder read only in part
+USAGE = ("tokens", "truncated")
+
+
+@dataclass(eq=False)
+class Usage:
+    """What embedding has cost since it was last counted; several threads add to it."""
+
+    tokens: int = 0
+    truncated: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, tokens: int, truncated: int) -> None:
+        with self._lock:
+            self.tokens += tokens
+            self.truncated += truncated
+
+    def take(self) -> dict[str, int]:
+        """Return what was added, and begin again with nothing."""
+        with self._lock:
+            taken = {name: getattr(self, name) for name in USAGE}
+            self.tokens = self.truncated = 0
+        return taken
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedRows:
+    """Vectors (n, d), float32, of rows; zero where `has_vector` (n,) is false."""
+
+    vectors: StoreVectors
+    has_vector: NDArray[np.bool_]
+
+
+class Embedder:
+    """Embeds texts of rows. Several threads may use it at once.
+
+    concurrency  requests at once to a remote encoder
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        encoder: tables.EncoderRow,
+        concurrency: int,
+    ) -> None:
+        self.encoder = encoder
+        self.usage = Usage()
+        self._services, self._context, self._concurrency = services, context, concurrency
+        self._remembered: LRUCache[bytes, Tensor] = LRUCache(
+            REMEMBERED_BYTES, getsizeof=lambda vector: vector.nbytes
+        )
+        self._lock = threading.Lock()
+
+    def embed(
+        self,
+        texts: Sequence[str | None],
+        *,
+        anew: bool = False,
+        share: int = 1,
+        on_progress: Callable[[int], None] = lambda done: None,
+    ) -> EmbeddedRows:
+        """Embed texts, those of searches and of earlier rows from memory unless `anew`.
+
+        share  calls at once, which share the concurrency
+
+        A row is left out without text, and with a text that the encoder refuses. Longer texts than
+        the server reads are cut.
+        Raises EncoderChanged where the encoder makes other vectors than it did, and the errors of
+        `encode` that are not about a text.
+        """
+        encoding.require_same_vectors(self.encoder)
+        most = self._services.limits.input_characters
+        cut = [text[:most] if text and text.strip() else None for text in texts]
+        digests = [None if text is None else native_vectors.digest_of(text) for text in cut]
+        wanted = {
+            digest: text for digest, text in zip(digests, cut, strict=True) if digest and text
+        }
+        found = {} if anew else self._find(wanted)
+        left = [digest for digest in wanted if digest not in found]
+
+        def keep(part: EncodedTexts) -> None:
+            self.usage.add(part.tokens, len(part.truncated))
+            # Copies: a row would keep the vectors of the whole part in memory.
+            new = {left[place]: part.vectors[row].clone() for row, place in enumerate(part.places)}
+            found.update(new)
+            with self._lock:  # also of a page that fails later: nothing is paid twice
+                self._remembered.update(new)
+
+        if left:
+            encoding.encode_many(
+                self._services,
+                self._context,
+                self.encoder,
+                [wanted[digest] for digest in left],
+                concurrency=max(1, self._concurrency // share),
+                on_progress=on_progress,
+                on_encoded=keep,
+            )
+        vectors = np.zeros((len(texts), self.encoder.dim), np.float32)
+        places = [place for place, digest in enumerate(digests) if digest in found]
+        has_vector = np.zeros(len(texts), np.bool_)
+        if places:
+            vectors[places] = torch.stack([found[digests[place]] for place in places]).numpy()  # type: ignore[index]
+            has_vector[places] = True
+        return EmbeddedRows(vectors, has_vector)
+
+    def _find(self, digests: Iterable[bytes]) -> dict[bytes, Tensor]:
+        with self._lock:
+            found = {
+                digest: self._remembered[digest] for digest in digests if digest in self._remembered
+            }
+        left = [digest for digest in digests if digest not in found]
+        return found | native_vectors.stored_vectors(self._services, self.encoder, left, {})
+
+
+def runs_here(encoder: tables.EncoderRow) -> bool:
+    """Return whether the service runs an encoder that makes the vectors that it made before."""
+    try:
+        encoding.require_same_vectors(encoder)
+    except AnchorageError:
+        return False
+    return True
+
+
+def make_anchors(
+    services: Services,
+    held: Lease,
+    store: Store,
+    embedder: Embedder,
+    may_embed: Callable[[TextPage], bool],
+    on_progress: Callable[[int], None],
+) -> None:
+    """Make anchors of rows spread over the store, and from them the maps of the migration.
+
+    Searches, rows without a text, and the way back use them. Too few rows with a text make none,
+    nor does a limit of the migration.
+    Raises the errors of the store and of `encode`.
+    """
+    row = held.row
+    context = RequestContext(row.project, origin=f"migration {row.id}")
+    name = f"{row.store.name[:40]}-{row.target.name[:40]}-{row.id[:8]}"
+    try:
+        with services.db.transaction() as session:
+            resources.by_name(session, tables.AnchorSetRow, row.project, name)
+    except NotFound:
+        page = store.sample(from_store.USUAL_SIZE)
+        texts = store.texts(page.ids)
+        if not may_embed(TextPage(page.ids, texts)):
+            return
+        made = embedder.embed(texts, on_progress=on_progress)
+        largest = np.abs(page.vectors).max(axis=1, initial=0.0)
+        places = np.flatnonzero(made.has_vector & np.isfinite(largest) & (largest > 0)).tolist()
+        if len(places) < FEWEST_PAIRS:
+            return
+        most = services.limits.input_characters
+        pairs = {row.store.encoder.name: page.vectors, row.target.name: made.vectors}
+        built = from_store.build_row(
+            services,
+            name,
+            row.store,
+            [row.target],
+            [page.ids[place] for place in places],
+            [(texts[place] or "")[:most] for place in places],
+            {each: torch.from_numpy(vectors[places]) for each, vectors in pairs.items()},
+        )
+        with services.db.transaction() as session:
+            anchor_sets.add_anchor_set(session, context, built)
+    maps = build_maps(
+        services, context, FitRequest(row.store.encoder.name, row.target.name, name, "auto", {})
+    )
+    plan = {
+        **row.plan,
+        "anchor_set": name,
+        "method": maps.served.method,
+        "options": dict(maps.served.options or {}),
+        "translator": maps.served.id,
+    }
+    held.save(plan=plan, maps=maps.digest, anchor_set_id=maps.source.anchor_set_id)

@@ -1,0 +1,126 @@
+"""The sweep of `fill: embed`: pages are read, embedded and written at the same time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from app.db import tables
+from app.errors import ClientLeft, EncoderFailed, EncoderUnavailable
+from app.moves.context import MigrationContext, NewRows
+from app.stores.port import Cursor, TextPage
+from app.types import EncoderKind
+
+Result = TypeVar("Result")
+
+#: pages that are embedded at once, and pages that are read and not yet written: both share the
+#: rows of a batch
+EMBEDDED_AT_ONCE, PAGES_IN_FLIGHT = 2, 4
+
+#: how long a run waits for a remote encoder before it pauses, and its pauses between two tries
+PATIENCE_S = 120.0
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+
+#: longest time between two signs of life
+HEARD_EVERY_S = 0.2
+
+
+class TextSweep:
+    """Pages of rows with their new vectors, in the order of the store's keys.
+
+    may_embed  whether the next page may be paid for; it may wait
+    hear       called again and again while a page is awaited, with whether the encoder is away; it
+               may raise to end the sweep
+    """
+
+    def __init__(
+        self,
+        move: MigrationContext,
+        may_embed: Callable[[TextPage], bool],
+        hear: Callable[[bool], None],
+    ) -> None:
+        self._move, self._may_embed, self._hear = move, may_embed, hear
+        self._size = max(1, move.batch // PAGES_IN_FLIGHT)
+        self._stopped = threading.Event()
+        self._away = False
+        #: ends the sweep after the pages that are embedded already
+        self.no_more = False
+
+    def pages(self, cursor: Cursor | None) -> Generator[tuple[TextPage, NewRows], None, None]:
+        """Yield the pages from a cursor on. Closing the iterator ends its threads.
+
+        Raises the errors of the store and of `encode`, and EncoderUnavailable for a remote encoder
+        that stays away.
+        """
+        waiting: deque[tuple[TextPage, Future[NewRows]]] = deque()
+        executor = ThreadPoolExecutor(EMBEDDED_AT_ONCE, "embed")
+        try:
+            while True:
+                while not self.no_more and len(waiting) < PAGES_IN_FLIGHT - 1:
+                    page = self._move.store.scroll_texts(cursor, self._size)
+                    if not self._may_embed(page):
+                        self.no_more = True
+                        break
+                    self.no_more, cursor = page.cursor is None, page.cursor
+                    waiting.append((page, executor.submit(self._embed, page)))
+                if not waiting:
+                    return
+                page, future = waiting.popleft()
+                yield page, self._await(future)
+        finally:
+            self._stopped.set()
+            executor.shutdown(cancel_futures=True)
+
+    def _await(self, future: Future[NewRows]) -> NewRows:
+        while True:
+            try:
+                return future.result(HEARD_EVERY_S)
+            except TimeoutError:  # of the wait: other errors are AnchorageErrors
+                self._hear(self._away)
+
+    def _embed(self, page: TextPage) -> NewRows:
+        def embed() -> NewRows:
+            return self._move.embed_page(page, share=EMBEDDED_AT_ONCE, on_progress=self._hear_stop)
+
+        made = wait_for_encoder(self._move.row.target, embed, self._pause)
+        self._away = False
+        return made
+
+    def _pause(self, seconds: float) -> None:
+        self._away = True
+        self._stopped.wait(seconds)
+        self._hear_stop(0)
+
+    def _hear_stop(self, done: int) -> None:
+        if self._stopped.is_set():
+            raise ClientLeft("The run has stopped.")
+
+
+def wait_for_encoder(
+    encoder: tables.EncoderRow, call: Callable[[], Result], pause: Callable[[float], None]
+) -> Result:
+    """Return the result of a call that needs an encoder, and repeat it while a remote one is away.
+
+    pause  waits for some seconds; it may raise to end the wait
+
+    Raises EncoderUnavailable after PATIENCE_S.
+    """
+    ends, wait_s = time.monotonic() + PATIENCE_S, SHORTEST_PAUSE_S
+    while True:
+        try:
+            return call()
+        except EncoderFailed as error:
+            if encoder.kind != EncoderKind.openai:
+                raise
+            seconds = max(wait_s, error.retry_after_s or 0)
+            if time.monotonic() + seconds > ends:
+                raise EncoderUnavailable(
+                    f"The encoder {encoder.name!r} stays away. {error.detail} Call `run` when it "
+                    "answers again: nothing is lost, and no text is paid for twice."
+                ) from error
+            pause(seconds)
+            wait_s = min(2 * wait_s, LONGEST_PAUSE_S)

@@ -1,0 +1,225 @@
+"""Every row gets the target's own vector of its text, and none is paid for twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from app.anchors import from_store
+from app.context import Limits, Services
+from app.encoders import service as encoders
+from app.encoders.models.pool import EncoderPool
+from app.encoders.models.remote import endpoint as endpoint_module
+from app.encoders.schemas import NewEncoder
+from app.errors import InvalidRequest, LimitReached, MissingField, WrongState
+from app.moves import fill, steps, sync
+from app.moves import service as migrations
+from app.search import native_vectors
+from tests.encoders.models.remote.endpoints import FakeEndpoint, allow_url, expected_vector
+from tests.helpers import CONTEXT
+from tests.moves.moving import Moving, Table, begin_table, old_vectors
+from tests.pgvector_server import PgvectorServer
+from tests.waiting import until
+
+ROWS = 300
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEndpoint]:
+    """The target's endpoint. The service tries again soon."""
+    monkeypatch.setattr(endpoint_module, "ENDPOINT_BACKOFF_S", 0.01)
+    monkeypatch.setattr(fill, "SHORTEST_PAUSE_S", 0.05)
+    with FakeEndpoint() as server:
+        yield server
+
+
+@pytest.fixture
+def table(
+    on_sqlite: Services, pgvector_server: PgvectorServer, endpoint: FakeEndpoint
+) -> Iterator[Table]:
+    """A table of 300 rows; row 7 has the text of row 8, and row 9 has none."""
+    services = replace(on_sqlite, encoders=EncoderPool(allow_url(endpoint.url)))
+    made = begin_table(services, pgvector_server, old_vectors(ROWS))
+    made.execute("UPDATE {} SET body = 'row 8' WHERE id = 7")
+    made.execute("UPDATE {} SET body = '  ' WHERE id = 9")
+    options = {"url": endpoint.url, "batch": 16}
+    new = NewEncoder(name="remote", kind="openai", model="truth", options=options)
+    encoders.create_encoder(services, CONTEXT, new)
+    endpoint.seen.clear()
+    yield made
+    services.stores.close()
+    services.encoders.close()
+
+
+def plan(table: Table, **changes: Any) -> Moving:
+    named = {"target": "remote", "anchor_set": None, "min_recall": 0.0, "batch": 80}
+    return table.plan(**{**named, **changes})
+
+
+def texts_of(table: Table) -> dict[int, str]:
+    return {row: text for row, (_, text) in table.read().items()}
+
+
+def wrong_rows(moving: Moving) -> set[int]:
+    """Rows whose new vector is not that of their text."""
+    found, texts = moving.new_vectors(), texts_of(moving)
+    return {
+        row
+        for row, text in texts.items()
+        if row not in found or not np.allclose(found[row], expected_vector(text), atol=1e-5)
+    }
+
+
+def test_a_plan_says_what_embedding_costs_and_needs_no_anchors(
+    table: Table, endpoint: FakeEndpoint
+) -> None:
+    planned = plan(table, price_per_million_tokens=2.0, texts_per_minute=600.0)
+    document, cost = planned.row.plan, planned.row.plan["cost"]
+    assert (document["fill"], document["anchor_set"], planned.row.maps) == ("embed", None, None)
+    assert (cost["rows"], cost["tokens_by"], cost["truncated"]) == (ROWS, "characters", 0)
+    assert cost["rows_with_text"] + cost["rows_without_text"] == ROWS
+    assert cost["rows_with_text"] in (ROWS - 1, ROWS)  # row 9 may be among the sampled
+    assert cost["price"] == round(cost["tokens"] * 2.0 / 1e6, 6) > 0
+    assert cost["seconds"] >= (ROWS - 1) / 10
+    assert len(endpoint.texts) <= 33  # what measures the speed
+
+
+def test_every_row_is_embedded_once_and_the_others_are_translated(
+    table: Table, endpoint: FakeEndpoint
+) -> None:
+    moving = plan(table)
+    endpoint.seen.clear()
+    made = native_vectors.digest_of("row 5")
+    vector = np.arange(24, dtype=np.float32)
+    native_vectors.keep_vectors(table.services, moving.row.target, {made: torch.tensor(vector)}, {})
+    result = moving.do("run").result
+    assert moving.state == "filled", moving.now.error
+    assert (result["rows"], result["encoded"], result["skipped"]) == (ROWS, ROWS - 1, 0)
+    assert result["tokens"] > 0
+    assert sorted(endpoint.texts) == sorted({*texts_of(table).values()} - {"row 5", "  "})
+    assert wrong_rows(moving) == {5, 9}
+    found = moving.new_vectors()
+    assert np.allclose(found[5], vector)  # a search had paid for it
+    row = moving.now.row
+    assert row.anchor_set is not None
+    assert row.anchor_set.size == ROWS - 1
+    maps = replace(moving, row=row).maps
+    assert np.allclose(found[9], maps.forward.map_rows(old_vectors(ROWS)[[9]]).vectors, atol=1e-5)
+
+
+def test_a_filled_store_is_verified_cut_over_and_rolled_back(
+    table: Table, endpoint: FakeEndpoint
+) -> None:
+    moving = plan(table)
+    moving.do("run")
+    table.execute("UPDATE {} SET body = 'another text' WHERE id = 3")
+    sync.sync_all(table.services)
+    assert wrong_rows(moving) == {9}
+    moving.do("verify")
+    assert moving.now.row.found["verify"]["passed"], moving.now.row.found
+    steps.take_step(table.services, CONTEXT, moving.id, "cutover")
+    assert np.allclose(table.read()[3][0], expected_vector("another text"), atol=1e-5)
+    table.insert(ROWS, np.stack([expected_vector(f"row {ROWS}")]))
+    sync.sync_all(table.services)
+    moving.do("verify")
+    sample = moving.now.row.found["verify"]["sample"]
+    assert (sample["old_embedded"], sample["old_translated"]) == (0, 1)  # the old one is external
+    steps.take_step(table.services, CONTEXT, moving.id, "rollback")
+    assert table.read()[ROWS][0].shape == (24,)
+
+
+def test_a_run_pauses_before_it_costs_too_much_and_goes_on_with_more(
+    table: Table, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_store, "USUAL_SIZE", 50)
+    with pytest.raises(MissingField):
+        plan(table, max_price=1.0)
+    moving = plan(table, price_per_million_tokens=1e6, max_price=400.0)
+    endpoint.seen.clear()
+    moving.do("run")
+    now = moving.now
+    assert (now.state, now.error["code"]) == ("paused", LimitReached.code)
+    assert 0 < now.progress["spent"] <= 400
+    migrations.change_limits(table.services, CONTEXT, moving.id, {"max_price": None})
+    with pytest.raises(MissingField):
+        migrations.change_limits(
+            table.services, CONTEXT, moving.id, {"max_price": 1, "price_per_million_tokens": None}
+        )
+    moving.do("run")
+    assert moving.state == "filled"
+    with pytest.raises(WrongState):
+        steps.take_step(table.services, CONTEXT, moving.id, "rollback")
+    assert len(endpoint.texts) == len(set(endpoint.texts)) == ROWS - 2
+
+
+def test_an_encoder_that_is_away_is_waited_for(table: Table, endpoint: FakeEndpoint) -> None:
+    moving = plan(table)
+    endpoint.seen.clear()
+    endpoint.refusals = [(503, {"Retry-After": "1"}, {})] * 20
+    moving.do("run")
+    assert moving.state == "filled", moving.now.error
+    assert len(set(endpoint.texts)) == ROWS - 2
+
+
+@pytest.mark.parametrize("anchors", [0, 50])
+def test_an_encoder_that_stays_away_pauses_the_run(
+    table: Table, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch, anchors: int
+) -> None:
+    """Before its anchors, and after them."""
+    monkeypatch.setattr(from_store, "USUAL_SIZE", 50)
+    monkeypatch.setattr(fill, "PATIENCE_S", 0.5)
+    moving = plan(table)
+    most, embedded = anchors, list[str]()
+
+    def answer(handler: Any) -> None:
+        body = json.loads(handler.body())
+        if len(embedded) + len(body["input"]) > most:
+            handler.reply(503, {})
+        else:
+            embedded.extend(body["input"])
+            handler.openai(body)
+
+    endpoint.behaviour = answer
+    moving.do("run")
+    assert (moving.state, moving.now.error["code"]) == ("paused", "encoder-unavailable")
+    most = ROWS
+    moving.do("run")
+    assert wrong_rows(moving) == {9}
+    assert len(embedded) == ROWS - 2  # none is paid for twice
+
+
+def test_a_paused_run_loses_at_most_a_batch(table: Table, endpoint: FakeEndpoint) -> None:
+    moving = plan(table, rows_per_second=100.0, batch=40)
+    endpoint.seen.clear()
+    thread = threading.Thread(target=moving.do, args=("run",))
+    thread.start()
+    until(lambda: moving.now.progress["rows"] >= 80)
+    migrations.pause(table.services, CONTEXT, moving.id)
+    thread.join()
+    assert moving.state == "paused"
+    migrations.change_limits(table.services, CONTEXT, moving.id, {"rows_per_second": None})
+    moving.do("run")
+    assert wrong_rows(moving) == {9}
+    assert len(endpoint.texts) <= ROWS - 2 + 40
+
+
+def test_texts_beyond_the_servers_limit_are_cut_and_counted(
+    table: Table, endpoint: FakeEndpoint
+) -> None:
+    short = replace(table, services=replace(table.services, limits=Limits(input_characters=6)))
+    moving = plan(short)
+    moving.do("run")
+    assert np.allclose(moving.new_vectors()[299], expected_vector("row 29"), atol=1e-5)
+
+
+def test_a_store_without_texts_says_so(table: Table) -> None:
+    table.execute("UPDATE {} SET body = NULL")
+    with pytest.raises(InvalidRequest, match="None of 256 sampled rows"):
+        plan(table)
