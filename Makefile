@@ -79,7 +79,7 @@ bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (s
 	$(BIN)/python -m benchmarks.native
 	$(BIN)/python -m benchmarks.stores
 	$(BIN)/python -m benchmarks.bootstrap
-	$(BIN)/python -m benchmarks.native_debian
+	$(BIN)/python -m benchmarks.embed
 
 papers: $(INSTALLED) ## reproduce the papers, for hours, into research/results (needs ANCHORAGE_DATA)
 	$(BIN)/python -m research.stitching

@@ -23,30 +23,19 @@ QUICK = (5, 15)
 HARD = {"words, w2v -> fasttext": 5, "words, googlenews -> fasttext": 5}
 #: without any seeds, which only self-learning supports: fewer draws
 UNSEEDED, UNSEEDED_DRAWS = 0, 3
-#: slower methods have fewer numbers of seeds and fewer draws; with the 250 texts only fewer draws
-SLOW: dict[str, tuple[tuple[int, ...], int]] = {
-    "paper": ((15, 50), 1),
-}
-SLOW_TEXTS = {"paper": 5}
 
 
 def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
     """By case and draw."""
-    for name, case in CASES.items():
+    for name in CASES:
         if quick and name.split(",")[0] in {
             other.split(",")[0] for other in list(CASES)[: list(CASES).index(name)]
         }:
             continue
         for number in range(1 if quick else min(draws or DRAWS, HARD.get(name, DRAWS))):
             for method in growers.METHODS:
-                counts, most = (
-                    (COUNTS, SLOW_TEXTS.get(method, DRAWS))
-                    if case.items is None
-                    else SLOW.get(method, (COUNTS, DRAWS))
-                )
-                if number < most:
-                    for count in [count for count in counts if count in QUICK] if quick else counts:
-                        yield Cell((NAME, name, method, count, number), measure)
+                for count in QUICK if quick else COUNTS:
+                    yield Cell((NAME, name, method, count, number), measure)
             if not quick and number < UNSEEDED_DRAWS:
                 yield Cell((NAME, name, "self-learning", UNSEEDED, number), measure)
 

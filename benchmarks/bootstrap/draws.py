@@ -11,9 +11,6 @@ from torch import Tensor
 from app.maths.bootstrap.pools import Pools, fit_pools
 from benchmarks.quality import data
 
-#: how many true anchors the paper's optimisation aims for, and is compared with
-GT = 300
-
 
 @dataclass(frozen=True)
 class Case:

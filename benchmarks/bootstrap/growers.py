@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +11,21 @@ import torch
 from app.maths.bootstrap import self_learning
 from app.maths.bootstrap.estimate import Outcome
 from app.maths.bootstrap.pools import Pools
-from benchmarks.bootstrap.draws import GT
-from research import anchor_optimisation
-from research.grown_pairs import GrownPairs
+
+
+@dataclass(frozen=True, eq=False)
+class GrownPairs:
+    """Pairs grown from seeds.
+
+    pairs       (p, 2) rows (i of x, j of y), kept seeds first; no item twice on a side
+    confidence  (p,) estimated probability that the pair is right
+    facts       numbers of the last step, and the service's estimate
+    """
+
+    pairs: torch.Tensor
+    confidence: torch.Tensor
+    facts: Mapping[str, float]
+
 
 Seeds = list[tuple[int, int]]
 
@@ -31,22 +44,7 @@ def _with_estimate(found: Outcome) -> GrownPairs:
     return GrownPairs(found.pairs, found.confidence, facts)
 
 
-def optimise(pools: Pools, seeds: Seeds, settings: anchor_optimisation.PaperSettings) -> GrownPairs:
-    """The paper's anchor optimisation."""
-    grown = anchor_optimisation.grow(pools, seeds, settings)
-    return _with_estimate(anchor_optimisation.judge_pairs(pools, seeds, grown, seed=settings.seed))
-
-
-def _size(pools: Pools) -> int:
-    """As many anchors as the paper aims for, or as there are items."""
-    return min(GT, len(pools.x), len(pools.y))
-
-
 METHODS: dict[str, tuple[Grow, Settings]] = {
-    "paper": (
-        optimise,
-        lambda pools, number: anchor_optimisation.PaperSettings(_size(pools), seed=number),
-    ),
     "self-learning": (
         lambda pools, seeds, settings: _with_estimate(self_learning.learn(pools, seeds, settings)),
         lambda pools, number: self_learning.SelfLearningSettings(seed=number),

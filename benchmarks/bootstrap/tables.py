@@ -38,11 +38,11 @@ def _counted(row: Mapping[str, Any] | None) -> str:
 
 
 def _seeds(cases: Mapping[str, Any]) -> Table:
-    """Self-learning by the number of seeds, and the paper's method with fifteen."""
-    table = [["pools", "no seeds", *COUNTS[1:], "paper, 15"]]
+    """Self-learning by the number of seeds."""
+    table = [["pools", "no seeds", *COUNTS[1:]]]
     for case, methods in cases.items():
         own = [_counted(methods.get("self-learning", {}).get(count)) for count in COUNTS]
-        table.append([case, *own, _counted(methods.get("paper", {}).get("15"))])
+        table.append([case, *own])
     return table
 
 

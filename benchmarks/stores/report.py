@@ -32,7 +32,7 @@ COLUMNS = [
 def cells(result: Mapping[str, Any]) -> list[str]:
     """Return one row of the table: rows/s unless the column says another unit.
 
-    Times of searches are p50 / p99. A store without a cutover has none of its columns.
+    Times of searches are p50 / p99.
     """
     seconds, rows = result["seconds"], result["rows"]
     parts = {name: seconds[name] for name in ("scroll", "translate", "write")}
@@ -41,14 +41,12 @@ def cells(result: Mapping[str, Any]) -> list[str]:
         result[name]
         for name in ("rows_missing", "rows_extra", "payloads_changed", "vectors_changed")
     ]
-    switches = ["", "", "", ""]
-    if "cutover" in seconds:
-        switches = [
-            f"{seconds['cutover']:.2f}",
-            f"{1000 * result['cutover_pause_s']:.0f}",
-            f"{seconds['rollback']:.2f}",
-            f"{1000 * result['rollback_pause_s']:.0f}",
-        ]
+    switches = [
+        f"{seconds['cutover']:.2f}",
+        f"{1000 * result['cutover_pause_s']:.0f}",
+        f"{seconds['rollback']:.2f}",
+        f"{1000 * result['rollback_pause_s']:.0f}",
+    ]
     searches = [result["searches"][name] for name in ("search", "cascade", "native")]
     return [
         result["store"],
@@ -62,7 +60,7 @@ def cells(result: Mapping[str, Any]) -> list[str]:
         f"{seconds['index']:.2f}" if result["index_apart"] else "",
         *switches,
         *(f"{each['p50_ms']:.0f} / {each['p99_ms']:.0f}" for each in searches),
-        f"{result['recall']:.3f}" if "recall" in result else "",
+        f"{result['recall']:.3f}",
         f"{sum(changed)}" if result["checksums_equal"] else "checksums differ",
     ]
 
