@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 
 import torch
 from torch import Tensor
@@ -15,8 +18,9 @@ from torch import Tensor
 from app.context import Limits, RequestContext, Services
 from app.db import tables
 from app.encoders.incoming import checked_vectors
-from app.encoders.models.base import EncoderModel, EncoderSpec, Input, Inputs
+from app.encoders.models.base import EncoderModel, EncoderSpec, Input, Inputs, Item
 from app.encoders.models.batcher import EncodeTask
+from app.encoders.models.remote.encoder import RemoteEncoder
 from app.errors import (
     AnchorageError,
     BadBase64,
@@ -33,10 +37,10 @@ from app.errors import (
     blaming,
 )
 from app.maths.geometry.space import check_vectors
-from app.types import EncoderKind, InputRole, Modality
+from app.types import InputRole, Modality
 
 #: inputs of one piece; the next piece is prepared while one runs
-PIECE_INPUTS = {Modality.text: 256, Modality.image: 32}
+PIECE_INPUTS = {Modality.text: 2_048, Modality.image: 32}
 
 #: how often a job that waits for a piece checks whether it is cancelled
 ENCODING_CHECK_S = 0.5
@@ -143,23 +147,79 @@ def encode_many(
     texts: Sequence[str],
     *,
     concurrency: int = 4,
+    on_encoded: Callable[[EncodedTexts], None],
     on_progress: Callable[[int], None] = lambda done: None,
-    on_encoded: Callable[[EncodedTexts], None] = lambda part: None,
-) -> EncodedTexts:
-    """Return the vectors of many documents, without those that the encoder refuses."""
-    places, made = encode_valid(services, context, encoder, texts, on_progress=on_progress)
-    cut = [places[row] for row in made.truncated]
-    found = EncodedTexts(places, made.vectors, made.tokens, cut)
-    on_encoded(found)
-    return found
+) -> None:
+    """Embed many documents, without those that the encoder refuses.
+
+    concurrency  requests at once to an endpoint, each a full batch, beside those of others
+    on_encoded   called with each part as it comes, also of a call that fails later
+    on_progress  called twice a second with the number of texts that are done; may raise to end this
+
+    A batch that the endpoint refuses is halved until its bad texts are found. After a failure
+    nothing more is sent, and what was sent is awaited. Raises the errors of `encode` that are not
+    about a text: EncoderFailed after the endpoint's retries, with `retry_after_s`.
+    """
+    model = load_model(services, encoder)
+    if not isinstance(model, RemoteEncoder):
+        accepted, made = encode_valid(services, context, encoder, texts, on_progress=on_progress)
+        cut = [accepted[row] for row in made.truncated]
+        on_encoded(EncodedTexts(accepted, made.vectors, made.tokens, cut))
+        return
+    places = list(range(len(texts)))
+    waiting = deque(places[start : start + model.batch] for start in places[:: model.batch])
+    sent: dict[Future[bytes], tuple[list[int], list[Item]]] = {}
+    answered: SimpleQueue[Future[bytes]] = SimpleQueue()
+    failure: AnchorageError | None = None
+    done = refused = 0
+    try:
+        while sent or (waiting and failure is None):
+            batch: list[int] = []
+            try:
+                if waiting and failure is None and len(sent) < concurrency:
+                    batch = waiting.popleft()
+                    items = model.prepare([texts[place] for place in batch], InputRole.document)
+                    future = model.send(items)
+                    sent[future] = batch, items
+                    future.add_done_callback(answered.put)
+                    continue
+                future = answered.get(timeout=ENCODING_CHECK_S)
+                batch, items = sent.pop(future)
+                on_encoded(EncodedTexts(batch, *model.read(future.result(), items), ()))
+            except Empty:
+                batch = []
+            except InvalidInput as error:
+                if len(batch) > 1:
+                    middle = len(batch) // 2
+                    waiting += [batch[:middle], batch[middle:]]
+                    continue
+                refused += 1
+                if refused == len(texts) > model.batch:
+                    failure = EncoderFailed(error.detail)  # of all texts: they are not the fault
+            except AnchorageError as error:
+                failure = failure or error
+                continue
+            done += len(batch)
+            on_progress(done)
+    finally:
+        for future in sent:
+            future.cancel()
+    if failure is not None:
+        raise failure
 
 
 def count_tokens(
     services: Services, encoder: tables.EncoderRow, texts: Sequence[str]
 ) -> tuple[int, str, int]:
-    """Return the tokens of documents, what counted them, and the texts that are read in part."""
-    items = load_model(services, encoder).prepare(texts, InputRole.document)
-    how = "characters" if encoder.kind == EncoderKind.openai else "tokenizer"
+    """Return how many tokens of these documents the encoder would read, whether its "tokenizer"
+    or the number of "characters" says so, and how many texts it would read only in part.
+    """
+    model = load_model(services, encoder)
+    items: list[Item] = []
+    for text in texts:
+        with suppress(InvalidInput):
+            items += model.prepare([text], InputRole.document)
+    how = "tokenizer" if model.counts_tokens else "characters"
     return sum(item.tokens for item in items), how, sum(item.truncated for item in items)
 
 
@@ -175,20 +235,15 @@ def encode_valid(
     places = list(range(len(texts)))
     while places:
         try:
-            encoded = encode(
-                services,
-                context,
-                encoder,
-                [texts[each] for each in places],
-                on_progress=on_progress,
-            )
+            accepted = [texts[place] for place in places]
+            made = encode(services, context, encoder, accepted, on_progress=on_progress)
         except Invalid as error:
             wrong = set(error.rows)
             if not wrong or isinstance(error, EmptyVectors):
                 raise
             places = [each for row, each in enumerate(places) if row not in wrong]
             continue
-        return places, encoded
+        return places, made
     return [], EncodedVectors(torch.empty(0, encoder.dim))
 
 

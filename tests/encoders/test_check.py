@@ -145,11 +145,11 @@ def test_at_most_fifty_inputs_a_day_over_workers_and_restarts(watched: Watched) 
 
 
 def test_an_endpoint_that_is_away_is_no_finding_and_clears_none(watched: Watched) -> None:
-    watched.endpoint.refusals = [(400, {}, {})]
+    watched.endpoint.refusals = [(400, {}, {})] * 2
     assert watched.check()["result"] == "unchecked"
     watched.endpoint.moved = 0.01
     assert watched.check()["result"] == "moved"
-    watched.endpoint.refusals = [(400, {}, {})]
+    watched.endpoint.refusals = [(400, {}, {})] * 2
     assert watched.check()["result"] == "unchecked"
     assert watched.last_check()["result"] == "moved"
 

@@ -109,6 +109,8 @@ class EncoderModel(Protocol):
     endpoint: str | None = None
     #: most items of one `run`
     batch: int
+    #: whether `prepare` counts tokens, rather than estimating them
+    counts_tokens: bool = False
 
     @property
     def dim(self) -> int:

@@ -78,6 +78,7 @@ class SentenceEncoder(EncoderModel):
         self._tokenizing = threading.Lock()
         #: the native tokenizer without a limit, which threads may share; None: tokens are estimated
         self._counter = _find_tokenizer(model)
+        self.counts_tokens = self._counter is not None
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
         """Count tokens. Raises InvalidInput for images, invalid Unicode and empty texts."""

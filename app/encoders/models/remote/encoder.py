@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from concurrent.futures import Future, wait
+from typing import Any
 
 import numpy as np
+import orjson
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from numpy.typing import NDArray
 from torch import Tensor
 
 from app.encoders.models.base import (
@@ -35,8 +38,13 @@ UNIT_TOLERANCE = 1e-3
 
 #: largest dimension of an endpoint's vectors
 ENDPOINT_MAX_DIM = 8_192
+#: largest magnitude of their numbers, as of those of clients
+ENDPOINT_MAX_NUMBER = 2.0**100
 #: largest number of characters in a model's name
 MAX_LABEL = 200
+
+#: how often a request looks whether its clients are still there
+CLIENT_CHECK_S = 0.5
 
 
 def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder:
@@ -53,8 +61,12 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder
         )
     endpoint = Endpoint(spec.model, options, sources.remote[options.url])
     try:
-        body = endpoint.embed(["anchor"], ENDPOINT_MAX_DIM, lambda: False)
-        vectors, name = read_answer(body, 1)
+        try:
+            body = endpoint.send(["anchor"], ENDPOINT_MAX_DIM).result()
+        except InvalidInput:
+            endpoint.encoding = "float"
+            body = endpoint.send(["anchor"], ENDPOINT_MAX_DIM).result()
+        vectors, name, _ = read_answer(body, 1)
     except (EncoderFailed, InvalidInput) as error:
         raise EncoderUnavailable(
             f"Model {spec.model[:200]!r} cannot be used. {error.detail}", field="model"
@@ -102,8 +114,23 @@ class RemoteEncoder(EncoderModel):
         Raises EncoderChanged, EncoderFailed, EncoderUnavailable, and InvalidInput for inputs that
         the endpoint rejects.
         """
-        body = self._endpoint.embed([item.features for item in items], self.dim, is_abandoned)
-        vectors, name = read_answer(body, len(items))
+        future = self.send(items)
+        while not wait([future], CLIENT_CHECK_S).done:
+            if is_abandoned():
+                future.cancel()
+                raise EncoderFailed("The clients left before the endpoint answered.")
+        return self.read(future.result(), items)[0]
+
+    def send(self, items: Sequence[Item]) -> Future[bytes]:
+        """Send at most `batch` items, and return the answer to come, which `read` reads."""
+        return self._endpoint.send([item.features for item in items], self.dim)
+
+    def read(self, body: bytes, items: Sequence[Item]) -> tuple[Tensor, int]:
+        """Return the vectors of these items, and their tokens, estimated unless it counts them.
+
+        Raises EncoderChanged and EncoderFailed.
+        """
+        vectors, name, tokens = read_answer(body, len(items))
         # Vectors of another model would silently spoil every translator of this encoder.
         if (vectors.shape[1], name) != (self.dim, self._name):
             raise EncoderChanged(
@@ -111,57 +138,44 @@ class RemoteEncoder(EncoderModel):
                 "Restore the old model there, or register the new one as another encoder.",
                 field="encoder",
             )
-        return torch.nn.functional.normalize(vectors) if self._normalise else vectors
+        if self._normalise:
+            vectors = torch.nn.functional.normalize(vectors)
+        return vectors, sum(item.tokens for item in items) if tokens is None else tokens
 
 
-class _Embedding(BaseModel):
-    """The vector of the input `index`."""
-
-    model_config = ConfigDict(strict=True)
-
-    index: int
-    embedding: Annotated[list[float], Field(fail_fast=True)]
-
-
-class _Answer(BaseModel):
-    """Validation stops at the first wrong entry: a hostile answer may have millions."""
-
-    data: Annotated[list[_Embedding], Field(fail_fast=True)]
-    model: Any = None
-
-
-def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None]:
-    """Return the vectors (count, d), float32, in the order of the inputs, and the model's name;
-    None for a name that may not be stored and shown.
+def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None, int | None]:
+    """Return the vectors (count, d), float32, in the order of the inputs; the model's name, or None
+    for one that may not be stored and shown; and the tokens that the endpoint counted, or None.
 
     Raises EncoderFailed unless there are `count` finite vectors of one length.
     """
     try:
-        answer = _Answer.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"][:3])) or "the body"
+        answer = orjson.loads(body)
+        rows = {each["index"]: each["embedding"] for each in answer["data"]}
+        if len(answer["data"]) != count or {type(index) for index in rows} != {int}:
+            raise ValueError(count)
+        matrix = _read_matrix([rows[place] for place in range(count)])
+    except (KeyError, TypeError, ValueError):
         raise EncoderFailed(
-            "The endpoint's answer is no list of embeddings in OpenAI's format "
-            f"(`{place}`: {first['type']})."
+            f"The endpoint's answer is no list of {count} embeddings in OpenAI's format, of finite "
+            f"numbers or float32 in base64, of one length from 1 to {ENDPOINT_MAX_DIM}, numbered "
+            "from 0."
         ) from None
-    rows = {each.index: each.embedding for each in answer.data}
-    if len(answer.data) != count or set(rows) != set(range(count)):
-        raise EncoderFailed(
-            f"The endpoint returned {len(answer.data)} embeddings for {count} inputs, or did not "
-            "number them from 0."
-        )
-    if not 1 <= len(rows[0]) <= ENDPOINT_MAX_DIM or len({len(row) for row in rows.values()}) > 1:
-        raise EncoderFailed(
-            "The endpoint's embeddings must all have one length "
-            f"from 1 to {ENDPOINT_MAX_DIM} numbers."
-        )
-    matrix = np.array([rows[place] for place in range(count)])
-    vectors = torch.from_numpy(matrix).float()
-    if not vectors.isfinite().all():
-        raise EncoderFailed(
-            "The endpoint's embeddings contain NaN, infinity or a value beyond float32."
-        )
-    name = answer.model
+    name, usage = answer.get("model"), answer.get("usage")
     is_usable = isinstance(name, str) and 0 < len(name) <= MAX_LABEL and name.isprintable()
-    return vectors, name if is_usable else None
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    is_count = type(tokens) is int and tokens >= 0
+    return torch.from_numpy(matrix), name if is_usable else None, tokens if is_count else None
+
+
+def _read_matrix(rows: Sequence[Any]) -> NDArray[np.float32]:
+    """Raises TypeError and ValueError for what is no matrix of finite numbers."""
+    if isinstance(rows[0], str):
+        matrix = np.stack([np.frombuffer(b64decode(row, validate=True), "<f4") for row in rows])
+    else:
+        matrix = np.array(rows)
+    if matrix.dtype.kind not in "fiu" or matrix.ndim != 2:
+        raise ValueError(matrix.dtype)
+    if not 1 <= matrix.shape[1] <= ENDPOINT_MAX_DIM or not abs(matrix).max() <= ENDPOINT_MAX_NUMBER:
+        raise ValueError(matrix.shape)  # also for NaN
+    return matrix.astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import ssl
@@ -71,13 +72,25 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, {"error": "no such path"})
 
     def openai(self, body: dict[str, Any]) -> None:
-        dim = body.get("dimensions", DIM)
+        dim, texts = body.get("dimensions", DIM), body["input"]
+        is_base64 = body["encoding_format"] == "base64" and self.server.base64 != "ignored"
+        if (is_base64 and self.server.base64 == "refused") or self.server.bad.intersection(texts):
+            self.reply(422, {"error": "bad"})
+            return
+        self.server.done += texts
+        vectors = [self.server.drift(expected_vector(text, dim), text) for text in texts]
         data = [
-            {"index": index, "embedding": self.server.drift(expected_vector(text, dim), text)}
-            for index, text in enumerate(body["input"])
+            {
+                "index": index,
+                "embedding": base64.b64encode(vector.tobytes()).decode()
+                if is_base64
+                else vector.tolist(),
+            }
+            for index, vector in enumerate(vectors)
         ]
         # In another order than the inputs: `index` names the input.
-        self.reply(200, {"data": data[::-1], "model": self.server.model})
+        answer = {"data": data[::-1], "model": self.server.model, "usage": self.server.usage}
+        self.reply(200, answer)
 
     def body(self) -> bytes:
         return self.rfile.read(int(self.headers["Content-Length"]))
@@ -101,6 +114,10 @@ class FakeEndpoint(ThreadingHTTPServer):
     """A correct endpoint that records its requests.
 
     refusals   its answers to the next requests
+    bad        texts that it refuses
+    base64     what it does when it is asked for that: "known", "ignored", "refused"
+    usage      what its answers say of tokens
+    done       the texts that it has embedded
     moved      by how much its vectors are not `expected_vector`, as a share of their length
     noise      the same, by which every answer differs from the one before
     behaviour  replaces its answers to all requests after the first
@@ -118,6 +135,10 @@ class FakeEndpoint(ThreadingHTTPServer):
             self.url = self.url.replace("http:", "https:").replace("127.0.0.1", "localhost")
         self.model: str | None = "truth-2026-01"
         self.moved = self.noise = 0.0
+        self.bad: set[str] = set()
+        self.base64 = "known"
+        self.usage: Any = None
+        self.done: list[str] = []
         self.behaviour: Behaviour | None = None
         self.refusals: list[tuple[int, dict[str, str], Any]] = []
         self.seen: list[tuple[str, dict[str, str], Any]] = []
@@ -128,14 +149,14 @@ class FakeEndpoint(ThreadingHTTPServer):
         """The inputs of all requests."""
         return [text for _, _, body in self.seen for text in body["input"]]
 
-    def drift(self, vector: np.ndarray, text: str) -> list[float]:
+    def drift(self, vector: np.ndarray, text: str) -> np.ndarray:
         """Move a vector by the shares `moved` and `noise` of its length."""
         for share, other in (
             (self.moved, expected_vector(f"moved {text}", len(vector))),
             (self.noise, np.random.default_rng().standard_normal(len(vector))),
         ):
             vector = vector + share * np.linalg.norm(vector) / np.linalg.norm(other) * other
-        return vector.astype("<f4").tolist()  # type: ignore[no-any-return]
+        return vector.astype("<f4")
 
     def __enter__(self) -> FakeEndpoint:
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})

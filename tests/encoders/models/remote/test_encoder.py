@@ -36,6 +36,14 @@ def test_vectors_equal_the_endpoints_over_one_connection(endpoint):
     assert (model.dim, model.endpoint, model.batch) == (DIM, endpoint.url, 32)
 
 
+@pytest.mark.parametrize("kind", ["ignored", "refused"])
+def test_an_endpoint_without_base64_answers_numbers(endpoint, kind):
+    endpoint.base64 = kind
+    assert torch.equal(embed(load(endpoint.url), TEXTS), expected_vectors(TEXTS))
+    formats = [body["encoding_format"] for _, _, body in endpoint.seen]
+    assert formats == (["base64"] * 2 if kind == "ignored" else ["base64", "float", "float"])
+
+
 def test_an_unloaded_model_closes_its_connections(endpoint):
     model = load(endpoint.url)
     pool = model._endpoint._pool
@@ -112,9 +120,15 @@ ANSWERS = [
     answer([], []),
     answer(*[[1.0] * 8193] * 2),
     answer(VECTOR, ["1"] * DIM),
-    answer(VECTOR, [True] * DIM),
+    answer([True] * DIM, [True] * DIM),
     answer(VECTOR, [1e300] * DIM),
     answer(VECTOR, [float("nan")]),
+    answer(VECTOR, [1.3e30] * DIM),
+    answer("AAAA", "AAAA"),  # 3 bytes
+    answer("AACAfw==", "AACAfw=="),  # infinity
+    answer("AACAPw==", "AACAPwAAgD8="),
+    answer("AACAPw==", [1.0]),
+    answer("ä", "*"),
 ]
 BODIES = [*(json.dumps(each).encode() for each in ANSWERS), b"", correct_body(2)[:-20]]
 BODIES += [b"[" * 100_000 + b"]" * 100_000, b"NaN", b"1e999"]

@@ -96,7 +96,7 @@ def test_a_missing_endpoint_is_unavailable_on_load_and_failed_on_run():
     with FakeEndpoint() as endpoint:
         model = load(endpoint.url)
         endpoint.refusals = [(200, {"Connection": "close"}, {"data": []})]
-        with pytest.raises(EncoderFailed, match="0 embeddings"):
+        with pytest.raises(EncoderFailed, match="no list of 6 embeddings"):
             embed(model, TEXTS)
     with pytest.raises(EncoderFailed, match="cannot be reached"):
         embed(model, TEXTS)
