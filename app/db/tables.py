@@ -246,12 +246,14 @@ class AliasRow(Owned, Base):
     __table_args__ = (UniqueConstraint("project", "name"),)
 
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    #: the id of the model: `encoder` or `encoder->target@anchor-set`
-    model: Mapped[str] = mapped_column(String(400))
+    #: the id of the model: `encoder` or `encoder->target@anchor-set`; None: it follows a store
+    model: Mapped[str | None] = mapped_column(String(400))
     #: what the id names, so that none of it can be deleted. Names never change
     encoder_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
     target_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
     anchor_set_id: Mapped[str | None] = mapped_column(ForeignKey("anchor_sets.id"), index=True)
+    store_id: Mapped[str | None] = mapped_column(ForeignKey("stores.id"), index=True)
+    store: Mapped[StoreRow | None] = relationship(lazy="joined")
 
 
 #: conditions of partial indexes: workers query unfinished jobs all the time; most are finished

@@ -17,7 +17,9 @@ from app.db import tables
 from app.errors import AddressNotListed, AnchorageError
 from app.moves.embedding import USAGE, Embedder, runs_here
 from app.moves.maps import MigrationMaps, load_maps
+from app.moves.queries import STEP
 from app.ops.devices import is_device_failure
+from app.stores import service as stores
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.stores.port import Changes, Migration, NewVectors, Store, StoreId, StoreVectors, TextPage
 from app.types import MigrationState
@@ -247,3 +249,17 @@ def tag_of(row: tables.MigrationRow) -> str:
 def is_after_cutover(row: tables.MigrationRow) -> bool:
     """Return whether clients see the new vectors."""
     return row.state == MigrationState.cut_over
+
+
+def clients_see_new(services: Services, row: tables.MigrationRow) -> bool:
+    """Return whether clients see the new vectors. During a switch, and after an interrupted one,
+    only the store knows.
+    """
+    if row.position.get(STEP) not in ("cutover", "rollback"):
+        return is_after_cutover(row)
+
+    def ask(store: Store) -> bool:
+        migration = store.migration(tag_of(row), row.target.dim)
+        return isinstance(migration, Migration) and migration.is_cut_over()
+
+    return stores.call_row(services, row.store, ask)

@@ -48,9 +48,10 @@ def create_embeddings(
 ) -> Response:
     """Encodes texts or images, as OpenAI's clients expect it.
 
-    With a model `encoder->target@anchor-set`, the vectors are translated.
+    With a model `encoder->target@anchor-set`, the vectors are translated. With the alias of a
+    store, they are those that its clients need now. The header `Anchorage-Encoder` says which.
     """
-    made, warnings = service.embed(services, context, body)
+    made, warnings, model = service.embed(services, context, body)
     metrics.BATCH_VECTORS.labels("embeddings").observe(len(made.vectors))
     rows: list[Any] = list(np.ascontiguousarray(made.vectors.numpy(), dtype="<f4"))
     if body.encoding_format == "base64":
@@ -68,6 +69,7 @@ def create_embeddings(
         answer["truncated"] = made.truncated
     response = answers.respond_json(answer)
     response.headers.update(answers.describe_in_headers({"warnings": warning_members(warnings)}))
+    response.headers["Anchorage-Encoder"] = model
     return response
 
 
@@ -139,13 +141,15 @@ def put_alias(
     body: Annotated[NewAlias, json_body(NewAlias)],
     services: Svc,
 ) -> Alias:
-    """Creates an alias, or points it to another model.
+    """Creates an alias, or points it to another model or store.
 
     Its name then works as `model` in `/v1`.
     When this call has answered, every process of the service uses the new model.
+    With `store`, it makes the vectors that the store's clients need: by the old encoder before a
+    cutover, by the target after it, by the old one again after a rollback; within half a second.
     Fails with `name-taken` if an encoder has the name.
     """
-    return Alias.model_validate(service.put_alias(services, context, name, body.model))
+    return Alias.model_validate(service.put_alias(services, context, name, body))
 
 
 @router.get("/aliases", tags=["Encoders"], summary="List aliases", responses=documented(422))
@@ -173,5 +177,5 @@ def get_alias(name: PathName, services: Svc, project: Reads) -> Alias:
     responses=documented(404, 422),
 )
 def delete_alias(name: PathName, services: Svc, context: WriteContext) -> None:
-    """Deletes an alias. Its model stays."""
+    """Deletes an alias. Its model or store stays."""
     service.delete_alias(services, context, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.http import fields
 from app.http.fields import Body, RowModel
@@ -117,20 +117,30 @@ class RerankAnswer(BaseModel):
 
 
 class NewAlias(Body):
-    """The model that an alias stands for."""
+    """What an alias stands for: a model or a store."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "new->old@faq"}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"store": "articles"}]})
 
-    model: ModelName = Field(
-        description="`encoder` or `encoder->target@anchor-set`. It must exist."
+    model: ModelName | None = Field(
+        None, description="`encoder` or `encoder->target@anchor-set`. It must exist."
+    )
+    store: fields.Name | None = Field(
+        None, description="A store with a cutover: the alias makes the vectors that it needs now."
     )
 
 
 class Alias(RowModel):
-    """A plain name for a model."""
+    """A plain name for a model, or for what a store needs."""
 
     name: str = Field(description="Name of the alias.", examples=["search"])
-    model: str = Field(description="Model that it stands for.", examples=["new->old@faq"])
+    model: str | None = Field(
+        description="Model that it stands for. Null: it follows a store.", examples=["new->old@faq"]
+    )
+    store: str | None = Field(
+        None,
+        validation_alias=AliasPath("store", "name"),
+        description="Store that it follows. Null: it stands for a model.",
+    )
     created_at: datetime = Field(description="When it was created.")
 
 

@@ -1,8 +1,9 @@
-"""Models of `/v1`: an encoder, `encoder->target@anchor-set`, or an alias of either."""
+"""Models of `/v1`: an encoder, `encoder->target@anchor-set`, or an alias of those or of a store."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -13,29 +14,36 @@ import torch
 from app.access.audit import record_audit
 from app.context import RequestContext, Services
 from app.db import resources, tables
-from app.db.cache import NameKey
+from app.db.cache import MEMORY_S, NameKey
 from app.encoders import encoding, incoming
 from app.encoders.encoding import EncodedVectors
 from app.encoders.models.base import Input
 from app.errors import (
     Conflict,
+    DatabaseUnavailable,
+    EncoderUnavailable,
     InputTooLong,
     InvalidOption,
     InvalidRequest,
+    NotExactlyOne,
     NotFound,
+    StoreUnsupported,
     TokensNotRead,
     blaming,
 )
 from app.maths.relevance.rescoring import cosines
+from app.moves.context import clients_see_new
 from app.openai import queries
 from app.openai.schemas import (
     EmbeddingsRequest,
+    NewAlias,
     OpenAIModel,
     RerankAnswer,
     RerankRequest,
     RerankResult,
 )
 from app.search import native_vectors
+from app.stores.registry import has_cutover
 from app.translate import fit as translators
 from app.translate.maps import FitRequest, SpacePair
 from app.translate.service import Translation, prepare_map
@@ -52,12 +60,21 @@ class Model:
 
     pair        the spaces of the translation
     created_at  of the alias, the target or the encoder
+    until       when it may be another one, by the clock `monotonic`: its store has a migration
     """
 
     encoder: tables.EncoderRow
     created_at: datetime
     translation: Translation | None = None
     pair: SpacePair | None = None
+    until: float | None = None
+
+    @property
+    def id(self) -> str:
+        if self.translation is None:
+            return self.encoder.name
+        fit = self.translation.request
+        return f"{fit.source}->{fit.target}@{fit.anchor_set}"
 
     @property
     def target(self) -> tables.SpaceRow | None:
@@ -67,18 +84,54 @@ class Model:
 def find_model(services: Services, project: str, name: str) -> Model:
     """Return the model of a request, from memory where possible.
 
-    Raises NotFound, EncoderNeedsVectors, AnchorsNotEmbedded.
+    Raises NotFound, EncoderNeedsVectors, AnchorsNotEmbedded; for the alias of a store also
+    EncoderUnavailable, the store's errors during a step, and DatabaseUnavailable.
     """
 
     def look_up() -> Model:
-        alias = None
+        alias = moving = None
         if re.fullmatch(_NAME, name):
             with services.db.transaction() as session:
-                alias = queries.alias(session, project, name)
-        found = _read_id(services, project, name if alias is None else alias.model)
-        return found if alias is None else replace(found, created_at=alias.created_at)
+                alias, moving = queries.alias(session, project, name)
+        if alias is None:
+            return _read_id(services, project, name)
+        model = alias.model or _model_of_store(services, alias, moving)
+        until = None if moving is None else time.monotonic() + MEMORY_S
+        found = _read_id(services, project, model)
+        return replace(found, created_at=alias.created_at, until=until)
 
-    return services.names.find_or(NameKey(project, "model", (name,)), look_up)
+    found = services.names.find_or(NameKey(project, "model", (name,)), look_up)
+    if found.until is not None and time.monotonic() > found.until:
+        raise DatabaseUnavailable(
+            f"The database does not answer. The store of {name!r} has a migration, so its clients "
+            "may need another encoder by now. Try again."
+        )
+    return found
+
+
+def _model_of_store(
+    services: Services, alias: tables.AliasRow, moving: tables.MigrationRow | None
+) -> str:
+    """Return the id of the model whose vectors the clients of the alias' store see now.
+
+    Raises EncoderUnavailable.
+    """
+    assert alias.store is not None
+    wanted, other, anchor_set = alias.store.encoder, None, None
+    if moving is not None:
+        other, anchor_set = moving.target, moving.anchor_set
+        if clients_see_new(services, moving):
+            wanted, other = other, wanted
+    if wanted.model is not None:
+        return wanted.name
+    if other is None or other.model is None or anchor_set is None:
+        raise EncoderUnavailable(
+            f"The service does not run {wanted.name!r}, whose vectors the store "
+            f"{alias.store.name!r} has. Migrate the store to an encoder that the service runs: "
+            "after the first 1,000 rows, that one answers.",
+            field="model",
+        )
+    return f"{other.name}->{wanted.name}@{anchor_set.name}"
 
 
 def _read_id(services: Services, project: str, model: str) -> Model:
@@ -110,14 +163,31 @@ def describe_model(name: str, created_at: datetime, project: str) -> OpenAIModel
 
 def embed(
     services: Services, context: RequestContext, request: EmbeddingsRequest
-) -> tuple[EncodedVectors, Sequence[AnswerWarning]]:
-    """Return the inputs' vectors by the request's model, and warnings about it.
+) -> tuple[EncodedVectors, Sequence[AnswerWarning], str]:
+    """Return the inputs' vectors by the request's model, warnings about it, and the model's id.
 
+    A store that was switched meanwhile needs other vectors: they are made again.
     Raises what `find_model`, `encode` and `prepare_map` raise, TokensNotRead, InvalidRequest,
     InvalidOption, and InputTooLong where the request does not let inputs be cut.
     """
     inputs = _read_inputs(request.input)
-    model = find_model(services, context.project, request.model)
+    while True:
+        model = find_model(services, context.project, request.model)
+        found = _embed_by(services, context, request, inputs, model)
+        if (
+            model.until is None
+            or model.id == find_model(services, context.project, request.model).id
+        ):
+            return *found, model.id
+
+
+def _embed_by(
+    services: Services,
+    context: RequestContext,
+    request: EmbeddingsRequest,
+    inputs: Sequence[Input],
+    model: Model,
+) -> tuple[EncodedVectors, Sequence[AnswerWarning]]:
     dim = (model.target.encoder if model.target else model.encoder).dim
     asked = dim if request.dimensions is None else request.dimensions
     if not (dim if model.target else 1) <= asked <= dim:
@@ -191,33 +261,52 @@ def rerank(services: Services, context: RequestContext, request: RerankRequest) 
 
 
 def put_alias(
-    services: Services, context: RequestContext, name: str, model: str
+    services: Services, context: RequestContext, name: str, new: NewAlias
 ) -> tables.AliasRow:
-    """Create an alias, or point it to another model.
+    """Create an alias, or point it to another model or store.
 
-    Raises NameTaken when an encoder has the name, and what `find_model` raises.
+    Raises NameTaken when an encoder has the name, NotExactlyOne, StoreUnsupported for a store
+    without a cutover, and what `find_model` raises for a model.
     """
+    if (new.model is None) == (new.store is None):
+        raise NotExactlyOne("Send exactly one of `model` and `store`.", field="model")
     try:
-        row = _put(services, context, name, model)
-    except Conflict:  # another request was faster, or deleted what the model names
-        row = _put(services, context, name, model)
+        row = _put(services, context, name, new)
+    except Conflict:  # another request was faster, or deleted what the alias stands for
+        row = _put(services, context, name, new)
     services.names.forget()
     return row
 
 
-def _put(services: Services, context: RequestContext, name: str, model: str) -> tables.AliasRow:
-    with blaming("model", always=True):
-        found = _read_id(services, context.project, model)
+def _put(services: Services, context: RequestContext, name: str, new: NewAlias) -> tables.AliasRow:
+    names: dict[str, Any] = dict.fromkeys(("encoder_id", "target_id", "anchor_set_id"))
+    if new.model is not None:
+        with blaming("model", always=True):
+            found = _read_id(services, context.project, new.model)
+        names["encoder_id"] = found.encoder.id
+        if found.target is not None:
+            names["target_id"] = found.target.encoder_id
+            names["anchor_set_id"] = found.target.anchor_set_id
     with services.db.transaction() as session:
         resources.require_free(session, tables.EncoderRow, context.project, name)
-        row = queries.alias(session, context.project, name)
+        store = None
+        if new.store is not None:
+            store = resources.by_name(
+                session, tables.StoreRow, context.project, new.store, field="store"
+            )
+            if not has_cutover(store.kind):
+                raise StoreUnsupported(
+                    f"The application of a store of kind {store.kind!r} opens the new vectors "
+                    "itself, so no name can follow it. Point an alias to an encoder with `model`.",
+                    field="store",
+                )
+        row, _ = queries.alias(session, context.project, name)
         record_audit(session, context, "create" if row is None else "point", "alias", name)
         if row is None:
             row = tables.AliasRow(project=context.project, name=name)
             session.add(row)
-        row.model, row.encoder_id = model, found.encoder.id
-        row.target_id = None if found.target is None else found.target.encoder_id
-        row.anchor_set_id = None if found.target is None else found.target.anchor_set_id
+        for column, value in (names | {"model": new.model, "store": store}).items():
+            setattr(row, column, value)
     return row
 
 

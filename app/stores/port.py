@@ -354,6 +354,10 @@ class Migration(NewVectors):
     """New vectors that clients see after a cutover, and that follow the writes of clients."""
 
     @abstractmethod
+    def is_cut_over(self) -> bool:
+        """Return whether clients see the new vectors, also in the middle of a step."""
+
+    @abstractmethod
     def changes(self, limit: int) -> Changes:
         """Return changes that wait for `apply`; none without `captures_writes`.
 

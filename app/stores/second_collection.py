@@ -108,6 +108,9 @@ class SecondCollection(Migration):
 
     # --- changes of clients -------------------------------------------------------------------
 
+    def is_cut_over(self) -> bool:
+        return self._store.find_sides(self._tag).phase == "cut"
+
     def changes(self, limit: int) -> Changes:
         """Return rows that differ between the sides. After the last ones, the next call begins a
         new comparison.

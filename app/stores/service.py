@@ -24,6 +24,7 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.maths.anchors.space_match import LEAST_SHARE, UNUSUAL_SHARE, SpaceMatch, match_space
+from app.openai import queries as aliases
 from app.stores import queries as store_queries
 from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.port import Capabilities, Store, StoreFacts, StoreId, StoreNote, StoreVectors
@@ -223,13 +224,14 @@ def find_store(services: Services, project: str, name: str) -> tables.StoreRow:
 def delete_store(services: Services, context: RequestContext, name: str) -> None:
     """Forget a store and its ended migrations. Changes nothing in the store itself.
 
-    Raises NotFound, and InUse until its migration has ended.
+    Raises NotFound, and InUse until its migration has ended, and while an alias follows it.
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.StoreRow, context.project, name)
         active = store_queries.active_migration(session, row)
         users = [] if active is None else [f"migration {active.id} ({active.state})"]
         refuse_in_use(f"store {name!r}", users, "Finish or abandon it first.")
+        refuse_in_use(f"store {name!r}", aliases.aliases_of(session, row))
         session.delete(row)
         record_audit(session, context, "delete", "store", name)
     with suppress(AddressNotListed):

@@ -126,32 +126,6 @@ def upgrade() -> None:
     op.create_index("ix_jobs_project_started_at", "jobs", ["project", "started_at"])
 
     op.create_table(
-        "aliases",
-        sa.Column("name", sa.String(length=100), nullable=False),
-        sa.Column("model", sa.String(length=400), nullable=False),
-        sa.Column("encoder_id", sa.String(length=32), nullable=True),
-        sa.Column("target_id", sa.String(length=32), nullable=True),
-        sa.Column("anchor_set_id", sa.String(length=32), nullable=True),
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("project", sa.String(length=100), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["anchor_set_id"], ["anchor_sets.id"], name=op.f("fk_aliases_anchor_set_id_anchor_sets")
-        ),
-        sa.ForeignKeyConstraint(
-            ["encoder_id"], ["encoders.id"], name=op.f("fk_aliases_encoder_id_encoders")
-        ),
-        sa.ForeignKeyConstraint(
-            ["target_id"], ["encoders.id"], name=op.f("fk_aliases_target_id_encoders")
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_aliases")),
-        sa.UniqueConstraint("project", "name", name=op.f("uq_aliases_project_name")),
-    )
-    op.create_index(op.f("ix_aliases_anchor_set_id"), "aliases", ["anchor_set_id"])
-    op.create_index(op.f("ix_aliases_encoder_id"), "aliases", ["encoder_id"])
-    op.create_index(op.f("ix_aliases_target_id"), "aliases", ["target_id"])
-
-    op.create_table(
         "heads",
         sa.Column("name", sa.String(length=100), nullable=False),
         sa.Column("kind", sa.String(length=40), nullable=False),
@@ -241,6 +215,37 @@ def upgrade() -> None:
         sa.UniqueConstraint("project", "name", name=op.f("uq_stores_project_name")),
     )
     op.create_index(op.f("ix_stores_encoder_id"), "stores", ["encoder_id"])
+
+    op.create_table(
+        "aliases",
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("model", sa.String(length=400), nullable=True),
+        sa.Column("encoder_id", sa.String(length=32), nullable=True),
+        sa.Column("target_id", sa.String(length=32), nullable=True),
+        sa.Column("anchor_set_id", sa.String(length=32), nullable=True),
+        sa.Column("store_id", sa.String(length=32), nullable=True),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("project", sa.String(length=100), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["anchor_set_id"], ["anchor_sets.id"], name=op.f("fk_aliases_anchor_set_id_anchor_sets")
+        ),
+        sa.ForeignKeyConstraint(
+            ["encoder_id"], ["encoders.id"], name=op.f("fk_aliases_encoder_id_encoders")
+        ),
+        sa.ForeignKeyConstraint(
+            ["target_id"], ["encoders.id"], name=op.f("fk_aliases_target_id_encoders")
+        ),
+        sa.ForeignKeyConstraint(
+            ["store_id"], ["stores.id"], name=op.f("fk_aliases_store_id_stores")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_aliases")),
+        sa.UniqueConstraint("project", "name", name=op.f("uq_aliases_project_name")),
+    )
+    op.create_index(op.f("ix_aliases_anchor_set_id"), "aliases", ["anchor_set_id"])
+    op.create_index(op.f("ix_aliases_encoder_id"), "aliases", ["encoder_id"])
+    op.create_index(op.f("ix_aliases_store_id"), "aliases", ["store_id"])
+    op.create_index(op.f("ix_aliases_target_id"), "aliases", ["target_id"])
 
     op.create_table(
         "native_vectors",

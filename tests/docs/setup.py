@@ -211,6 +211,7 @@ SETUP: dict[str, Callable[[Client, Path], None]] = {
     "docs/how-to/clients.md": partial(texts, names=["old", "new"]),
     "docs/how-to/cost.md": shop,
     "docs/how-to/migrate.md": movable,
+    "docs/how-to/name.md": movable,
     "docs/how-to/roll-back.md": moved,
     "docs/how-to/search-a-store.md": shop,
 }

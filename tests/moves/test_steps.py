@@ -24,7 +24,7 @@ from app.errors import (
 )
 from app.moves import service as migrations
 from app.moves import steps
-from app.moves.context import open_migration
+from app.moves.context import clients_see_new, open_migration
 from app.moves.lease import take_lease
 from tests.helpers import CONTEXT, again
 from tests.moves.moving import (
@@ -168,6 +168,8 @@ def test_a_process_that_ends_in_a_step_leaves_it_to_be_repeated(
         with pytest.raises(KeyboardInterrupt):
             take(verified, step)
     assert (verified.state, verified.now.next) == (begun, [step])
+    seen = clients_see_new(verified.services, verified.now.row)
+    assert seen == ((step, done) in [("cutover", 1), ("finish", 0)])
     for other in {"cutover", "rollback", "finish", "abandon"} - {step}:
         with pytest.raises(WrongState, match=f"Call `{step}` again"):
             take(verified, other)

@@ -171,7 +171,9 @@ def test_an_alias_answers_as_its_model_and_under_its_own_name(api, encoding, fre
     for model, most in (("minilm->own@texts", 5), ("minilm", 384), ("minilm->own@texts", 5)):
         answer = encoding.http.put(f"/aliases/{name}", json={"model": model})
         assert answer.status_code == 200, answer.text
-        aliased = api.embeddings.create(model=name, input=TEXTS)
+        raw = api.embeddings.with_raw_response.create(model=name, input=TEXTS)
+        assert raw.headers["anchorage-encoder"] == model
+        aliased = raw.parse()
         assert (aliased.model, vectors_of(aliased).shape) == (name, (4, most))
         named = vectors_of(api.embeddings.create(model=model, input=TEXTS))
         np.testing.assert_allclose(vectors_of(aliased), named, atol=1e-6)

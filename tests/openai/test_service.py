@@ -12,9 +12,21 @@ from app.context import RequestContext
 from app.db import resources, tables
 from app.encoders import encoding
 from app.encoders import service as encoders
-from app.errors import AnchorsNotEmbedded, Conflict, EncoderNeedsVectors, InUse, NameTaken, NotFound
+from app.errors import (
+    AnchorsNotEmbedded,
+    Conflict,
+    DatabaseUnavailable,
+    EncoderNeedsVectors,
+    EncoderUnavailable,
+    InUse,
+    NameTaken,
+    NotExactlyOne,
+    NotFound,
+    StoreUnsupported,
+)
 from app.openai import queries, service
-from app.openai.schemas import EmbeddingsRequest
+from app.openai.schemas import EmbeddingsRequest, NewAlias
+from app.stores import service as stores
 from app.translate import fit as translators
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, create_encoder, some
 
@@ -42,8 +54,8 @@ def named(stocked_services):
     return stocked_services
 
 
-def put(services, name, model):
-    return service.put_alias(services, CONTEXT, name, model)
+def put(services, name, model=None, store=None):
+    return service.put_alias(services, CONTEXT, name, NewAlias(model=model, store=store))
 
 
 def resolved(services, name, project=PROJECT):
@@ -97,8 +109,8 @@ def test_a_translation_keeps_its_pair_and_reserves_its_answer_once(named, monkey
 
     monkeypatch.setattr(encoding, "encode", encode)
     request = EmbeddingsRequest(model="m->b@s", input=["x", "y"])
-    made, _ = service.embed(named, CONTEXT, request)
-    assert made.vectors.shape == (2, 2)
+    made, _, model = service.embed(named, CONTEXT, request)
+    assert (made.vectors.shape, model) == ((2, 2), "m->b@s")
     assert reserved == [2]
 
 
@@ -168,3 +180,141 @@ def test_of_two_requests_that_create_an_alias_both_succeed(named):
         thread.join()
     assert sorted(found) == ["m", "m->b@s"]
     assert resolved(named, "x")[0] == "m"
+
+
+# --- aliases that follow a store ------------------------------------------------------------------
+
+
+def add_store(services, encoder, *, kind="pgvector"):
+    """The store `docs` with vectors of the encoder; nothing here connects to it."""
+    of = row_of(services, tables.EncoderRow, encoder)
+    place = {"kind": kind, "address": "main", "collection": "docs"}
+    with services.db.transaction() as session:
+        session.add(tables.StoreRow(project=PROJECT, name="docs", encoder_id=of.id, **place))
+
+
+def move(services, target, state, **more):
+    """A migration of the store, as it is in this state. Returns its id."""
+    store, encoder = (
+        row_of(services, tables.StoreRow, "docs"),
+        row_of(services, tables.EncoderRow, target),
+    )
+    pairs = row_of(services, tables.AnchorSetRow, "s")
+    values = {"anchor_set_id": pairs.id, "state": state, "plan": {}, "maps": "0", **more}
+    row = tables.MigrationRow(project=PROJECT, store_id=store.id, target_id=encoder.id, **values)
+    with services.db.transaction() as session:
+        session.add(row)
+    services.names.forget()
+    return row.id
+
+
+def change(services, migration, **values):
+    """What another process does: this one only knows it from the database."""
+    with services.db.transaction() as session:
+        row = session.get(tables.MigrationRow, migration)
+        for name, value in values.items():
+            setattr(row, name, value)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "state", "model"),
+    [
+        ("m", None, None, "m"),
+        ("m", "free", "filled", "m"),
+        ("m", "free", "cut-over", "free"),
+        ("m", "free", "rolled-back", "m"),
+        ("m", "b", "cut-over", "m->b@s"),
+        ("a", "m", "running", "m->a@s"),
+        ("a", "m", "cut-over", "m"),
+        ("a", "m", "rolled-back", "m->a@s"),
+        ("a", "b", "filled", None),
+        ("a", None, None, None),
+    ],
+)
+def test_the_alias_of_a_store_makes_the_vectors_that_its_clients_see(
+    named, source, target, state, model
+):
+    add_store(named, source)
+    alias = put(named, "docs-vectors", store="docs")
+    assert (alias.model, alias.store.name) == (None, "docs")
+    if target is not None:
+        move(named, target, state)
+    if model is None:
+        with pytest.raises(EncoderUnavailable, match=r"does not run 'a'.* Migrate the store"):
+            service.find_model(named, PROJECT, "docs-vectors")
+    else:
+        assert service.find_model(named, PROJECT, "docs-vectors").id == model
+
+
+def test_a_finished_migration_leaves_the_store_to_the_target(named):
+    add_store(named, "m")
+    put(named, "x", store="docs")
+    moving = move(named, "free", "cut-over")
+    assert service.find_model(named, PROJECT, "x").id == "free"
+    change(named, moving, state="finished", ended_at=tables.now())
+    named.names.forget()
+    assert service.find_model(named, PROJECT, "x").id == "m"  # as after an abandoned one
+    with named.db.transaction() as session:
+        store = resources.by_name(session, tables.StoreRow, PROJECT, "docs")
+        store.encoder_id = row_of(named, tables.EncoderRow, "free").id
+    named.names.forget()
+    assert service.find_model(named, PROJECT, "x").id == "free"
+
+
+def test_vectors_that_were_begun_before_a_switch_are_made_again(named, monkeypatch):
+    add_store(named, "m")
+    put(named, "x", store="docs")
+    moving, made_by = move(named, "free", "filled"), []
+
+    def encode(services, context, encoder, inputs, **_):
+        made_by.append(encoder.name)
+        if encoder.name == "m":
+            change(named, moving, state="cut-over")
+            named.names.forget()  # as half a second later
+        return encoding.EncodedVectors(some(len(inputs), 4))
+
+    monkeypatch.setattr(encoding, "encode", encode)
+    request = EmbeddingsRequest(model="x", input=["a"])
+    assert service.embed(named, CONTEXT, request)[2] == "free"
+    assert made_by == ["m", "free"]
+
+
+def test_without_the_database_only_a_store_at_rest_is_remembered(named, monkeypatch):
+    add_store(named, "m")
+    put(named, "x", store="docs")
+    now = [0.0]
+    for clock in ("app.db.cache.time.monotonic", "app.openai.service.time.monotonic"):
+        monkeypatch.setattr(clock, lambda: now[0])
+    for migrates in (False, True):
+        if migrates:
+            move(named, "free", "filled")
+        assert service.find_model(named, PROJECT, "x").id == "m"
+        monkeypatch.setattr(named.names, "_away", lambda: True)
+        now[0] += 10
+        if migrates:
+            with pytest.raises(DatabaseUnavailable, match="The store of 'x' has a migration"):
+                service.find_model(named, PROJECT, "x")
+        else:
+            assert service.find_model(named, PROJECT, "x").id == "m"
+        monkeypatch.setattr(named.names, "_away", lambda: False)
+
+
+def test_an_alias_of_a_store_is_refused_where_it_cannot_follow_and_keeps_the_store(named):
+    for body in ({}, {"model": "m", "store": "docs"}):
+        with pytest.raises(NotExactlyOne):
+            put(named, "x", **body)
+    with pytest.raises(NotFound) as caught:
+        put(named, "x", store="docs")
+    assert caught.value.field == "store"
+    add_store(named, "m", kind="faiss")
+    with pytest.raises(StoreUnsupported, match="opens the new vectors itself"):
+        put(named, "x", store="docs")
+    stores.delete_store(named, CONTEXT, "docs")
+    add_store(named, "m")
+    put(named, "x", "m->b@s")
+    row = put(named, "x", store="docs")
+    assert (row.encoder_id, row.target_id, row.anchor_set_id) == (None, None, None)
+    with pytest.raises(InUse, match="store 'docs' is used by alias 'x'"):
+        stores.delete_store(named, CONTEXT, "docs")
+    put(named, "x", "m")
+    stores.delete_store(named, CONTEXT, "docs")

@@ -224,8 +224,10 @@ def test_a_migration_loses_nothing_in_any_step(moving) -> None:
     other.close()
     assert same(case.read(location), Rows(first.ids, new, first.payloads))
     assert store.checksum() == checksum
+    assert migration.is_cut_over()
     for _ in range(2):
         migration.rollback(translate_back)
+    assert not migration.is_cut_over()
     assert is_unchanged(case, location, before)
     assert store.checksum() == checksum
     migration.cutover(translate)

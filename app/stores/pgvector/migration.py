@@ -118,6 +118,11 @@ WHERE k.contype = 'f' AND k.conparentid = 0 AND %s IN (k.conrelid, k.confrelid)
 class PgMigration(PgNewVectors):
     """New vectors in a copy of the table, which can take the table's name."""
 
+    def is_cut_over(self) -> bool:
+        with self.connections.use("to read the migration") as connection:
+            traces = traces_of(connection, self.location, self.tag)  # locks nothing
+        return name_of(self.tag, "old") in {name for name, *_ in traces}
+
     def cutover(self, translate: TranslateRows) -> Switch:
         return self._switch("to cut over", translate, to_new=True)
 

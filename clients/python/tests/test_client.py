@@ -228,7 +228,9 @@ def test_an_alias_is_created_repointed_listed_and_deleted(texts):
     for model in ("new", "old->new@faq"):
         made = client.aliases.create("plain", model)
         assert (made["name"], made["model"]) == ("plain", model)
-    assert client.aliases.get("plain") == made
+    assert client.aliases.get("plain") == made == client.aliases.get_or_create("plain", model=model)
+    with pytest.raises(NotFoundError, match="no store named 'nothing'"):
+        client.aliases.get_or_create("of-a-store", store="nothing")
     assert made in client.aliases.list()
     with pytest.raises(ConflictError, match="alias 'plain'"):
         client.encoders.delete("new")

@@ -157,7 +157,7 @@ class AsyncClient(AsyncMeasures):
     ) -> Float32s:
         """Return the vectors (n, d) of texts.
 
-        model  an encoder, `encoder->target@anchor-set`, or an alias
+        model  an encoder, `encoder->target@anchor-set`, or an alias of one or of a store
         """
         texts = [inputs] if isinstance(inputs, str) else list(inputs)
         if not texts:

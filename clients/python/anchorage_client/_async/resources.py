@@ -41,7 +41,9 @@ class AsyncResource:
         """Return the one of this name, or create it as `create` does; with `store`, an anchor set
         as `create_from_store` does. Raises ConflictError where a given field differs.
         """
-        create: Any = self.create_from_store if "store" in fields else self.create  # type: ignore[attr-defined]
+        create: Any = self.create  # type: ignore[attr-defined]
+        if "store" in fields:
+            create = getattr(self, "create_from_store", create)
         try:
             return self._same(await self.get(name), fields)
         except NotFoundError:
@@ -227,14 +229,21 @@ class AsyncJobs:
 
 
 class AsyncAliases(AsyncResource):
-    """Plain names for models such as `new->old@faq`."""
+    """Plain names for models such as `new->old@faq`, and for what a store needs."""
 
     path, member = "/aliases", "aliases"
-    compared = ("model",)
+    compared = ("model", "store")
 
-    async def create(self, name: str, model: str) -> Json:
-        """Create an alias, or point it to another model."""
-        return await self._transport.put(f"/aliases/{segment(name)}", {"model": model})
+    async def create(
+        self, name: str, model: str | None = None, *, store: str | None = None
+    ) -> Json:
+        """Create an alias, or point it to another model or store.
+
+        store  it makes the vectors that the store's clients need: by the old encoder before a
+               cutover, by the new one after it, by the old one again after a rollback
+        """
+        body = {"model": model, "store": store}
+        return await self._transport.put(f"/aliases/{segment(name)}", body)
 
 
 class AsyncModels:
