@@ -62,7 +62,7 @@ OVER = {
     "app": 1_710,
     "app/moves": 3_400,
     "app/openai": 692,
-    "app/stores": 7_445,
+    "app/stores": 7_325,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from app.access.audit import record_audit
+from app.anchors import likeness
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders import encoding
@@ -228,12 +229,12 @@ def _check_space(
     services: Services, store: tables.StoreRow, target: str, reading: StoreReading, *, force: bool
 ) -> dict[str, Any]:
     """Return what the check found. Raises WrongSpace for another encoder's vectors."""
-    match = stores.check_space(services, store.encoder, reading.sample)
-    foreign = stores.foreign_ids(match, reading.sample_ids)
+    match = likeness.check_space(services, store.encoder, reading.sample)
+    foreign = likeness.foreign_ids(match, reading.sample_ids)
     found = {
         **asdict(match),
         "foreign": foreign,
-        "mixture": stores.describe_mixture(match, foreign, store.encoder.name),
+        "mixture": likeness.describe_mixture(match, foreign, store.encoder.name),
         "forced": force,
     }
     if match.verdict not in ("another", "mixed") or force:

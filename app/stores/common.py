@@ -21,7 +21,6 @@ from app.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
-    StoreUnsupported,
 )
 from app.stores.answers import MAX_TEXT
 from app.stores.port import Cursor, HearRows, Page, RowsChecksum, StoreId, StoreVectors
@@ -81,28 +80,13 @@ def random_runs(total: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
             yield int(random.integers(first, max(first, end - share) + 1)), share
 
 
-def texts_of(payload: Mapping[str, Any], fields: Sequence[str]) -> dict[str, str | None]:
-    """Return texts of a payload. The name of a field may have dots for nested objects.
-
-    A text with half of a character, which no encoder reads, is none.
-    """
-    found: dict[str, str | None] = {}
-    for field in fields:
-        value: Any = payload.get(field, payload)
-        for part in field.split(".") if value is payload else ():
-            value = value.get(part) if isinstance(value, Mapping) else None
-        text = value[:MAX_TEXT] if isinstance(value, str) else None
-        found[field] = text if text is None or is_unicode(text) else None
-    return found
-
-
-def no_text_field(field: str, columns: Iterable[str]) -> StoreUnsupported:
-    """Return the error of a `text_field`, or a field of a template, that holds no texts."""
-    return StoreUnsupported(
-        f"There is no column `{field}` of texts. Correct `text_field`; the columns here are "
-        f"{', '.join(sorted(columns)) or 'none'}.",
-        field="text_field",
-    )
+def find_text(payload: Mapping[str, Any], field: str) -> str | None:
+    """Return a text of a payload. The name of a field may have dots for nested objects."""
+    value: Any = payload.get(field, payload)
+    for part in field.split(".") if value is payload else ():
+        value = value.get(part) if isinstance(value, Mapping) else None
+    text = value[:MAX_TEXT] if isinstance(value, str) else ""
+    return text if text and is_unicode(text) else None  # no encoder reads half of a character
 
 
 #: most characters of a fault that an error repeats

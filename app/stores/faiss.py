@@ -195,6 +195,13 @@ class FaissStore(Store):
     def migration(self, tag: str, dim: int) -> NewVectors:
         return SecondFile(self, tag, dim)
 
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
+        raise StoreUnsupported(
+            "An index of FAISS holds no texts. Leave out `text_field`, and send the texts of its "
+            "results to `/rescore`.",
+            field="text_field",
+        )
+
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         index = self.load()
         if wanted.queries.shape[1] != index.inner.d:

@@ -6,7 +6,7 @@ page by page would rewrite the column of a table a thousand times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,15 +26,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.common import (
-    as_json,
-    no_text_field,
-    page_of,
-    row_number,
-    rows_checksum,
-    store_faults,
-    texts_of,
-)
+from app.stores.common import as_json, page_of, row_number, rows_checksum, store_faults
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -96,12 +88,12 @@ class LanceColumns:
         found = found.filter(found[self.vector].is_valid())
         return Page(found[self.id].to_pylist(), to_numpy(found[self.vector]), cursor)
 
-    def by_ids(self, ids: Sequence[StoreId], *columns: str) -> Iterator[pa.Table]:
-        """Yield columns of the rows with these ids."""
+    def by_ids(self, ids: Sequence[StoreId], column: str) -> Iterator[pa.Table]:
+        """Yield a column of the rows with these ids."""
         for start in range(0, len(ids), IDS_A_FILTER):
             part = id_filter(self.id, ids[start : start + IDS_A_FILTER])
             with faults():
-                yield self.dataset.to_table(columns=[self.id, *columns], filter=part)
+                yield self.dataset.to_table(columns=[self.id, column], filter=part)
 
     def fetch(self, ids: Sequence[StoreId]) -> Page:
         found: dict[StoreId, StoreVectors] = {}
@@ -210,16 +202,17 @@ class LancedbStore(Store):
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
         return self.open().fetch(ids)
 
-    def read_fields(
-        self, ids: Sequence[StoreId], fields: Sequence[str]
-    ) -> Sequence[Mapping[str, str | None]]:
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
         table = self.open()
-        if missing := [each for each in fields if each not in table.dataset.schema.names]:
-            raise no_text_field(missing[0], table.others)
-        found: dict[StoreId, Mapping[str, Any]] = {}
-        for part in table.by_ids(ids, *fields):
-            found |= dict(zip(part[table.id].to_pylist(), part.to_pylist(), strict=True))
-        return [texts_of(found.get(each, {}), fields) for each in ids]
+        if field not in table.dataset.schema.names:
+            raise StoreUnsupported(
+                f"The table has no column `{field}` of texts. Name one in `text_field`.",
+                field="text_field",
+            )
+        found: dict[StoreId, Any] = {}
+        for part in table.by_ids(ids, field):
+            found |= dict(zip(part[table.id].to_pylist(), part[field].to_pylist(), strict=True))
+        return [text if isinstance(text := found.get(each), str) else None for each in ids]
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         if wanted.filter is not None and not isinstance(wanted.filter, str):

@@ -16,7 +16,7 @@ import numpy as np
 
 from app.errors import StoreChanged, StoreUnavailable, StoreUnsupported
 from app.stores.answers import MAX_CONTENT_BYTES, read_parts, rows_a_read
-from app.stores.common import as_json, attempts, page_of, rows_checksum, texts_of
+from app.stores.common import as_json, attempts, find_text, page_of, rows_checksum
 from app.stores.port import (
     Cursor,
     HearRows,
@@ -33,6 +33,7 @@ from app.stores.port import (
     StoreVectors,
     TextPage,
 )
+from app.stores.text_templates import TextTemplate
 
 #: rows that are compared, copied or deleted at once
 ROWS_A_PAGE = 1000
@@ -293,19 +294,14 @@ class PairedStore(Store):
         return Page([row.id for row in rows], stack_rows(rows, self.dim_of(place)), cursor)
 
     def scroll_texts(self, cursor: Cursor | None, limit: int) -> TextPage:
-        self.text_template()
-        sides = self.find_sides()
-        rows, cursor = self._serve(
-            sides.old, cursor, limit, content=True, keep=sides.phase == "open"
-        )
-        return TextPage([row.id for row in rows], [self.text_of(row) for row in rows], cursor)
+        template, sides = self.text_template(), self.find_sides()
+        keep = sides.phase == "open"
+        rows, cursor = self._serve(sides.old, cursor, limit, content=True, keep=keep)
+        texts = [self.text_of(row, template) for row in rows]
+        return TextPage([row.id for row in rows], texts, cursor)
 
-    def text_of(self, row: StoredRow) -> str | None:
-        """Return the text of a row; None also in a store without `text_field`."""
-        if (self.location.text_field or self.default_text_field) is None:
-            return None
-        template = self.text_template()
-        return template.fill(texts_of(row.payload, template.fields))
+    def text_of(self, row: StoredRow, template: TextTemplate) -> str | None:
+        return template.fill({name: find_text(row.payload, name) for name in template.fields})
 
     def _serve(
         self, place: Any, cursor: Cursor | None, limit: int, *, content: bool, keep: bool
@@ -367,16 +363,10 @@ class PairedStore(Store):
         """Return an id as the store writes it; None for one that no row can have."""
         return id  # type: ignore[no-any-return]
 
-    def read_fields(
-        self, ids: Sequence[StoreId], fields: Sequence[str]
-    ) -> Sequence[Mapping[str, str | None]]:
-        rows = self._rows_by(self.find_sides().visible, ids, vectors=False, content=True)
-        return [texts_of({} if row is None else row.payload, fields) for row in rows]
-
-    def name_texts(self, ids: Sequence[StoreId]) -> Sequence[str]:
-        rows = self._rows_by(self.find_sides().visible, ids, vectors=False, content=True)
-        payloads = [row.payload for row in rows if row is not None]
-        return sorted({name for each in payloads for name in each if isinstance(each[name], str)})
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
+        place = self.find_sides().visible
+        rows = self._rows_by(place, ids, vectors=False, content=True)
+        return [None if row is None else find_text(row.payload, field) for row in rows]
 
     def _rows_by(
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool

@@ -244,32 +244,31 @@ class Store(ABC):
         Raises StoreUnsupported.
         """
         template = self.text_template()
-        return [template.fill(each) for each in self.read_fields(ids, template.fields)]
+        columns = {name: self.read_field(ids, name) for name in template.fields}
+        return [
+            template.fill({name: texts[row] for name, texts in columns.items()})
+            for row in range(len(ids))
+        ]
 
     def text_template(self) -> TextTemplate:
         """Return how the text of a row is made. Raises StoreUnsupported."""
-        field = self.location.text_field or self.default_text_field
-        if field is None:
+        template = self.find_template()
+        if template is None:
             raise StoreUnsupported(
                 "The store was registered without `text_field`, so there are no texts. Register "
                 "it again with the field that holds the text.",
                 field="text_field",
             )
-        return parse_template(field)
+        return template
 
-    def read_fields(
-        self, ids: Sequence[StoreId], fields: Sequence[str]
-    ) -> Sequence[Mapping[str, str | None]]:
-        """Return the texts in some fields of each row; None without. Raises StoreUnsupported."""
-        raise StoreUnsupported(
-            f"Stores of kind {self.location.kind!r} hold no texts. Leave out `text_field`, and "
-            "send the texts of results to `/rescore`.",
-            field="text_field",
-        )
+    def find_template(self) -> TextTemplate | None:
+        """Return how the text of a row is made; None where there are no texts."""
+        field = self.location.text_field or self.default_text_field
+        return None if field is None else parse_template(field)
 
-    def name_texts(self, ids: Sequence[StoreId]) -> Sequence[str]:
-        """Return the fields of these rows that hold texts, in a store whose rows differ in them."""
-        return []
+    @abstractmethod
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
+        """Return the text in a field of each row; None without. Raises StoreUnsupported."""
 
     def search(self, wanted: Search) -> Sequence[Hits]:
         """Return the rows of each query. Raises StoreUnsupported, InvalidFilter."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,15 +134,20 @@ class SecondCollection(Migration):
         gone = list(self._gone)
         vectors = stack_rows(rows, self._store.dim_of(sides.place(source)))
         ids = [row.id for row in rows]
-        there = self._store.rows_of(sides.place(opposite(source)), ids, vectors=False, content=True)
-        same = [
-            row.id
-            for row in rows
-            if row.id in there
-            and self._store.text_of(row) is not None
-            and self._store.text_of(row) == self._store.text_of(there[row.id])
-        ]
+        same = self._with_same_text(rows, sides.place(opposite(source)))
         return Changes(ids, vectors, gone, same, (source, rows))
+
+    def _with_same_text(self, rows: Sequence[StoredRow], place: Any) -> list[StoreId]:
+        """Return the rows that have the same text in another place."""
+        if not rows or (template := self._store.find_template()) is None:
+            return []
+        texts = {row.id: self._store.text_of(row, template) for row in rows}
+        there = self._store.rows_of(place, list(texts), vectors=False, content=True)
+        return [
+            id
+            for id, row in there.items()
+            if texts[id] is not None and texts[id] == self._store.text_of(row, template)
+        ]
 
     def apply(self, changes: Changes, vectors: StoreVectors) -> None:
         sides = self._require("open", "cut")

@@ -7,13 +7,12 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TypeVar
 
-import torch
 from anyio import to_thread
 from sqlalchemy.orm import Session
 
 from app.access.audit import record_audit
 from app.access.name_lookup import refuse_in_use
-from app.anchors import spaces
+from app.anchors import likeness
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.errors import (
@@ -23,11 +22,19 @@ from app.errors import (
     StoreChanged,
     StoreUnsupported,
 )
-from app.maths.anchors.space_match import LEAST_SHARE, UNUSUAL_SHARE, SpaceMatch, match_space
 from app.openai import queries as aliases
 from app.stores import queries as store_queries
 from app.stores.handles import STORE_ANSWER_S, find_address
-from app.stores.port import Capabilities, Store, StoreFacts, StoreId, StoreNote, StoreVectors
+from app.stores.port import (
+    Capabilities,
+    Page,
+    Search,
+    Store,
+    StoreFacts,
+    StoreId,
+    StoreNote,
+    StoreVectors,
+)
 from app.stores.registry import EMBEDDED, require_known_options
 from app.stores.schemas import NewStore, StoreOut
 from app.stores.text_templates import parse_template
@@ -44,12 +51,6 @@ ENTRY = ("name", "kind", "address", "collection")
 Answer = TypeVar("Answer")
 
 _StoreContents = tuple[StoreFacts, Capabilities, StoreVectors, Sequence[StoreId]]
-
-#: ids of foreign rows that an answer names
-MAX_FOREIGN_IDS = 20
-
-#: fields with text that an error names
-MAX_FIELDS_SHOWN = 20
 
 
 def create_store(services: Services, context: RequestContext, new: NewStore) -> StoreOut:
@@ -122,21 +123,20 @@ def _read(store: Store, *, texts: bool = False) -> _StoreContents:
     """Read a store. Raises StoreUnsupported if `texts` are required, and none is found."""
     facts, sample = store.facts(), store.sample(CHECKED_ROWS)
     if texts and len(sample.ids):
-        _require_texts(store, sample.ids)
+        _require_texts(store, sample)
     return facts, store.capabilities, sample.vectors, sample.ids
 
 
-def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
+def _require_texts(store: Store, sample: Page) -> None:
     """Raises StoreUnsupported for a field of `text_field` in which no row has text."""
-    fields = store.text_template().fields
-    rows = store.read_fields(ids, fields)
-    for each in fields:
-        if not any(row[each] for row in rows):
-            named = ", ".join(store.name_texts(ids)[:MAX_FIELDS_SHOWN])
+    for field in store.text_template().fields:
+        if not any(store.read_field(sample.ids, field)):
+            [hits] = store.search(Search(sample.vectors[:1], 1, payload=True))
+            named = [name for row in hits.payloads or () for name in row]
             raise StoreUnsupported(
-                f"None of {len(ids)} sampled rows has text in `{each}`."
-                f"{f' These fields have: {named}.' if named else ''} Name the field that holds the "
-                "text in `text_field`, or leave it out.",
+                f"None of {len(sample.ids)} sampled rows has text in `{field}`. A row has the "
+                f"fields {', '.join(named)}. Name the one that holds the text in `text_field`, or "
+                "leave it out.",
                 field="text_field",
             )
 
@@ -150,9 +150,9 @@ def _describe(
     ids: Sequence[StoreId],
 ) -> StoreOut:
     """Return what a store is, with the encoder that its vectors look like."""
-    space = check_space(services, row.encoder, vectors)
-    foreign = foreign_ids(space, ids)
-    mixture = describe_mixture(space, foreign, row.encoder.name)
+    space = likeness.check_space(services, row.encoder, vectors)
+    foreign = likeness.foreign_ids(space, ids)
+    mixture = likeness.describe_mixture(space, foreign, row.encoder.name)
     notes = () if mixture is None else (StoreNote("mixed-vectors", f"{mixture}."),)
     entry = {name: getattr(row, name) for name in (*ENTRY, "options", "created_at")}
     found = {
@@ -162,45 +162,6 @@ def _describe(
         "space": {**asdict(space), "foreign": foreign},
     }
     return StoreOut.model_validate({**asdict(facts), **entry, **found}, from_attributes=True)
-
-
-def describe_mixture(space: SpaceMatch, foreign: Sequence[StoreId], encoder: str) -> str | None:
-    """Return which of the sampled rows do not look like the store's encoder; None if too few to
-    matter.
-    """
-    kinds = [
-        f"{each.share:.1%} look like {each.encoder!r}"
-        for each in space.encoders
-        if space.verdict == "mixed" and each.encoder != encoder and each.share >= LEAST_SHARE
-    ]
-    if foreign and space.unlike >= UNUSUAL_SHARE:
-        kinds.append(f"{space.unlike:.0%} look like no encoder with anchors")
-    if not kinds:
-        return None
-    named = ", ".join(repr(each) for each in foreign[:3])
-    return (
-        f"Of {space.rows} sampled rows, {' and '.join(kinds)}, and not like {encoder!r}: the rows "
-        f"{named}, for example. The store mixes models, or its model changed under its name"
-    )
-
-
-def foreign_ids(space: SpaceMatch, ids: Sequence[StoreId]) -> list[StoreId]:
-    """Return ids of the sampled rows that do not look like the store's encoder."""
-    return [ids[row] for row in space.foreign[:MAX_FOREIGN_IDS]]
-
-
-def check_space(
-    services: Services, encoder: tables.EncoderRow, vectors: StoreVectors
-) -> SpaceMatch:
-    """Find the registered encoder that a store's vectors (n, d) look most like.
-
-    encoder  the one that the store should hold; others of its identity are not compared
-    """
-    rows = torch.from_numpy(vectors)
-    rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)  # as zeros: left out
-    anchors = spaces.comparable_anchors(services, encoder, vectors.shape[1])
-    with services.take(services.turns.evaluations, encoder.project):
-        return match_space(rows, anchors, encoder.name)
 
 
 def call_row(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,15 +19,7 @@ import numpy as np
 import sqlite_vec
 
 from app.errors import StoreChanged, StoreUnavailable, StoreUnsupported
-from app.stores.common import (
-    as_json,
-    no_text_field,
-    random_runs,
-    row_number,
-    rows_checksum,
-    store_faults,
-    texts_of,
-)
+from app.stores.common import as_json, random_runs, row_number, rows_checksum, store_faults
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -195,28 +187,26 @@ class SqliteVecStore(Store):
     def migration(self, tag: str, dim: int) -> NewVectors:
         return SecondTable(self, tag, dim)
 
-    def read_fields(
-        self, ids: Sequence[StoreId], fields: Sequence[str]
-    ) -> Sequence[Mapping[str, str | None]]:
-        columns = {each: self._read_field(ids, each) for each in fields}
-        rows = ({each: columns[each].get(id) for each in fields} for id in ids)
-        return [texts_of(row, fields) for row in rows]
-
-    def _read_field(self, ids: Sequence[StoreId], field: str) -> dict[StoreId, Any]:
-        """Return values of a column, or, as `table.column`, of the table with these rowids."""
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
+        """Return texts of a column, or, as `table.column`, of the table with these rowids."""
         other, _, column = field.rpartition(".")
         with self.open() as table:
             info = table.database.execute(COLUMNS, (other or table.name,))
-            columns = [each for (each,) in info]
-            if column not in columns:  # SQLite takes an unknown name in quotes for a text
-                raise no_text_field(field, columns)
+            if (column,) not in list(info):  # SQLite takes an unknown name in quotes for a text
+                raise StoreUnsupported(
+                    f"The file has no column `{column}` in a table `{other or table.name}`. Name "
+                    "the text as `column` of the vec0 table, or as `table.column`.",
+                    field="text_field",
+                )
             if other:
                 statement = (
                     f"SELECT rowid, {quoted(column)} FROM {quoted(other)} "
                     "WHERE rowid IN (SELECT value FROM json_each(?))"
                 )
-                return dict(table.database.execute(statement, (json.dumps(list(ids)),)))
-            return {row[1]: row[2] for row in table.read_ids(ids, column)}
+                found = dict(table.database.execute(statement, (json.dumps(list(ids)),)))
+            else:
+                found = {row[1]: row[2] for row in table.read_ids(ids, column)}
+        return [text if isinstance(text := found.get(id), str) else None for id in ids]
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         if wanted.k > MAX_RESULTS:

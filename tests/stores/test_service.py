@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from app.anchors import likeness
 from app.anchors import service as anchor_sets
 from app.context import Services
 from app.errors import StoreUnsupported
@@ -88,7 +89,7 @@ def test_encoders_of_other_sets_are_compared_too(services) -> None:
     )
     for place, name in enumerate(rows):
         vectors = encode(items(60, 2), place).float().numpy()
-        match = stores.check_space(services, rows["old"], vectors)
+        match = likeness.check_space(services, rows["old"], vectors)
         assert match.verdict == ("matches" if name == "old" else "another")
         assert match.likeliest == name
         assert {each.encoder for each in match.encoders} == set(rows)

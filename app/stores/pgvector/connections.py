@@ -13,10 +13,8 @@ from typing import Any, LiteralString, TypeVar
 import psycopg
 from pgvector.psycopg import register_vector
 from psycopg import sql
-from psycopg.abc import Buffer, PQGen
-from psycopg.adapt import Dumper, Loader
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import Format
 
 from app.errors import (
     AnchorageError,
@@ -70,26 +68,6 @@ _UNREACHABLE = re.compile(
     r"(?:port \d+ failed: )?(?:Connection refused|No such file or directory|No route to host"
     r"|Network is unreachable|timeout expired)|failed to resolve host"
 )
-
-
-class InBinary(bytes):
-    """A parameter, or a vector that was read, in the binary format of PostgreSQL."""
-
-
-class _BinaryDumper(Dumper):
-    format = Format.BINARY
-
-    def dump(self, obj: InBinary) -> bytes:
-        return obj
-
-
-class _BinaryLoader(Loader):
-    """Vectors are read in thousands, which numpy unpacks at once."""
-
-    format = Format.BINARY
-
-    def load(self, data: Buffer) -> InBinary:
-        return InBinary(data)
 
 
 class StoreConnection(psycopg.Connection[Any]):
@@ -211,10 +189,6 @@ class PgConnections:
             *_, connection.extension, version, connection.deadlock_ms = row
             connection.version = tuple(int(part) for part in version.split(".")[:2])
             register_vector(connection)
-            connection.adapters.register_dumper(InBinary, _BinaryDumper)
-            for name in ("vector", "halfvec"):
-                if connection.adapters.types.get(name) is not None:
-                    connection.adapters.register_loader(name, _BinaryLoader)
         except BaseException:
             connection.close()
             raise

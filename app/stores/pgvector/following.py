@@ -15,9 +15,10 @@ from typing import Any, LiteralString
 
 import numpy as np
 import psycopg
+from pgvector import HalfVector, Vector
 from psycopg import sql
 
-from app.errors import DimensionMismatch, StoreChanged, StoreUnavailable, WrongState
+from app.errors import DimensionMismatch, NonFinite, StoreChanged, StoreUnavailable, WrongState
 from app.stores.pgvector.checks import (
     new_type,
     require_capture,
@@ -224,10 +225,19 @@ class Follower:
                 f"Vectors of shape {vectors.shape} were written for {len(ids)} rows of "
                 f"{target.dim} dimensions. Translate them to the target encoder."
             )
+        is_half = target.vectors.type_name == "halfvec"
+        with np.errstate(over="ignore"):
+            stored = vectors.astype(np.float16 if is_half else np.float32)
+        if not np.isfinite(stored).all():
+            raise NonFinite(
+                "A new vector contains a number that is not finite, or too large for "
+                f"{target.vectors.type_name}."
+            )
+        wrap = HalfVector if is_half else Vector
         keys = target.stored_keys(ids)
         if len(keys) < len(ids):
             raise StoreChanged("Some ids are no keys of the table. Plan a new migration.")
-        return {"ids": keys, "vectors": target.stored_vectors(vectors)}
+        return {"ids": keys, "vectors": [wrap(row) for row in stored]}
 
     def _copy(
         self,

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from app.errors import DimensionMismatch, InvalidFilter, InvalidOption, StoreUnsupported
 from app.stores.answers import MAX_TEXT
-from app.stores.common import no_text_field, rows_checksum
+from app.stores.common import rows_checksum
 from app.stores.pgvector.checks import find_obstacles
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
 from app.stores.pgvector.migration import PgMigration
@@ -42,9 +42,6 @@ SMALL_TABLE = 20_000
 
 #: rows that a checksum reads at once
 ROWS_A_FETCH = 10_000
-
-#: characters of texts after which a page ends
-MAX_PAGE_CHARACTERS = 32 << 20
 
 #: the limits of hnsw.ef_search
 LEAST_EF, MAX_EF = 40, 1000
@@ -127,7 +124,11 @@ def text_columns(table: PgTable, fields: Sequence[str], row: str) -> list[sql.Co
     columns = [each.name for each in table.columns if each.category == "S"]
     for each in fields:
         if each not in columns:
-            raise no_text_field(each, columns)
+            raise StoreUnsupported(
+                f"The table has no column `{each}` of texts. Its columns of texts are: "
+                f"{', '.join(columns) or 'none'}. Name one in `text_field`.",
+                field="text_field",
+            )
     cut = sql.SQL("left({}::text, {})")
     return [cut.format(sql.Identifier(row, each), MAX_TEXT) for each in fields]
 
@@ -194,27 +195,21 @@ class PgvectorStore(Store):
     def scroll_texts(self, cursor: Cursor | None, limit: int) -> TextPage:
         """One query reads keys and texts, without the vectors."""
         template = self.text_template()
+        fields = template.fields
         with self._open("to read texts") as layout:
             table = layout.table("old")
             tail, values = table.next_rows(cursor, limit)
             query = sql.SQL("SELECT {}, {} FROM {} v WHERE {} IS NOT NULL {}").format(
                 table.selected_key,
-                sql.SQL(", ").join(text_columns(table, template.fields, "v")),
+                sql.SQL(", ").join(text_columns(table, fields, "v")),
                 table.identifier,
                 sql.Identifier("v", table.vectors.name),
                 tail,
             )
-            ids: list[StoreId] = []
-            texts: list[str | None] = []
-            left = MAX_PAGE_CHARACTERS
-            for key, *found in layout.connection.cursor(binary=True).stream(query, values):
-                text = template.fill(dict(zip(template.fields, found, strict=True)))
-                ids.append(key)
-                texts.append(text)
-                left -= len(text or "")
-                if left < 0:  # the rest of a page of large texts would fill the memory
-                    break
-            return TextPage(ids, texts, ids[-1] if len(ids) == limit or left < 0 else None)
+            rows = layout.connection.cursor(binary=True).execute(query, values).fetchall()
+        ids = [key for key, *_ in rows]
+        texts = [template.fill(dict(zip(fields, each, strict=True))) for _, *each in rows]
+        return TextPage(ids, texts, ids[-1] if len(ids) == limit else None)
 
     def sample(self, count: int, seed: int = 0) -> Page:
         """Return rows of random pages of the table; of a small table, random rows."""
@@ -238,17 +233,11 @@ class PgvectorStore(Store):
         with self._open("to fetch rows") as layout:
             return layout.table(side).fetch(ids)
 
-    def read_fields(
-        self, ids: Sequence[StoreId], fields: Sequence[str]
-    ) -> Sequence[Mapping[str, str | None]]:
+    def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
         with self._open("to read texts") as layout:
-            columns = [
-                layout.seen.read_texts(each, ids) for each in text_columns(layout.seen, fields, "r")
-            ]
-            return [
-                {name: found.get(str(id)) for name, found in zip(fields, columns, strict=True)}
-                for id in ids
-            ]
+            [text] = text_columns(layout.seen, [field], "r")
+            found = layout.seen.read_texts(text, ids)
+            return [found.get(str(each)) for each in ids]
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         # Without an index PostgreSQL may be silent for longer than it is in other searches.

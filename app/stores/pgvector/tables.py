@@ -8,7 +8,6 @@ changes it in its own transaction.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from app.errors import DimensionMismatch, NonFinite, StoreChanged, StoreRefused, StoreUnsupported
+from app.errors import DimensionMismatch, StoreChanged, StoreRefused, StoreUnsupported
 from app.stores.answers import MAX_ANSWER_BYTES, MAX_CONTENT_BYTES
 from app.stores.common import did_you_mean
-from app.stores.pgvector.connections import InBinary, StoreConnection
+from app.stores.pgvector.connections import StoreConnection
 from app.stores.port import Cursor, Metric, Page, Side, StoreId, StoreLocation, StoreVectors
 from app.stores.text_templates import parse_template
 
@@ -161,24 +160,6 @@ class PgTable:
                     continue
                 keys.append({"bigint": int, "text": str, "uuid": UUID}[self.key_type](each))
         return keys
-
-    def stored_vectors(self, vectors: StoreVectors) -> InBinary:
-        """Return an array of vectors (n, d) as the column stores them. Raises NonFinite."""
-        size = 2 if self.vectors.type_name == "halfvec" else 4
-        with np.errstate(over="ignore"):
-            numbers = vectors.astype(f">f{size}")
-        if not np.isfinite(numbers).all():
-            raise NonFinite(
-                "A new vector contains a number that is not finite, or too large for "
-                f"{self.vectors.type_name}."
-            )
-        count, dim = vectors.shape
-        vector = record_of(size, dim)
-        array = np.zeros(count, [("bytes", ">i4"), ("vector", vector)])
-        array["bytes"], array["vector"]["dim"] = vector.itemsize, dim
-        array["vector"]["numbers"] = numbers
-        oid = self.connection.adapters.types[self.vectors.type_name].oid
-        return InBinary(struct.pack("!iiIii", 1, 0, oid, count, 1) + array.tobytes())
 
     def index_metric(self) -> Metric | None:
         """Return the metric of the approximate index; None without an index."""
@@ -424,22 +405,17 @@ def _choose_vectors(table: str, columns: Sequence[PgColumn], wanted: str | None)
     )
 
 
-def record_of(size: int, dim: int) -> np.dtype[Any]:
-    """Return what pgvector sends of a vector whose numbers have `size` bytes."""
-    return np.dtype([("dim", ">u2"), ("unused", ">u2"), ("numbers", f">f{size}", (dim,))])
-
-
-def stack_vectors(found: Sequence[InBinary], dim: int) -> StoreVectors:
-    """Return vectors as they were read as one matrix (n, d)."""
-    if not found:
-        return np.zeros((0, dim), np.float32)
-    record = record_of(4 if len(found[0]) == 4 + 4 * dim else 2, dim)
-    if {len(each) for each in found} != {record.itemsize}:
-        raise DimensionMismatch(
-            f"The column holds vectors of different dimensions; at least one has not {dim}. "
-            "Declare the dimension of the column, as `vector(384)`."
-        )
-    return np.frombuffer(b"".join(found), record)["numbers"].astype(np.float32)
+def stack_vectors(found: Sequence[Any], dim: int) -> StoreVectors:
+    """Return vectors of pgvector's own classes as one matrix (n, d)."""
+    vectors = np.zeros((len(found), dim), np.float32)
+    for place, each in enumerate(found):
+        if each.dimensions() != dim:
+            raise DimensionMismatch(
+                f"The column holds vectors of different dimensions; at least one has not {dim}. "
+                "Declare the dimension of the column, as `vector(384)`."
+            )
+        vectors[place] = each.to_numpy()
+    return vectors
 
 
 def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayout:
