@@ -141,7 +141,7 @@ def measure(
 def _bases(source: Tensor, target: Tensor, options: methods.Options, sample: Tensor) -> Any:
     held = crossfit.hold_out(METHOD, source, target, options)
     assert held is not None
-    gains = gains_of_all_anchors(METHOD, source, target, options)
+    gains = gains_of_all_anchors(METHOD, source, target, options, held)
     partitions = more_partitions(held, METHOD, source, target, options)
     return {
         kind: measure_curves(partitions, target, rows, gains=gains)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from app.anchors.samples import SAMPLE_TENSOR
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.errors import Conflict, OutOfRange, StoreChanged
-from app.maths.anchors.known_rows import find_known_rows, index_known_rows
+from app.maths.anchors.known_rows import find_known_rows
 from app.maths.geometry.space import LARGEST_MAGNITUDE
 from app.maths.translators.translator import Translator, apply_into
 from app.stores.port import StoreVectors
@@ -73,15 +72,11 @@ class OneWayMap:
         """The translator on the device, which large pieces use."""
         return PlacedTranslator(self.translator, self.device)
 
-    @cached_property
-    def known_rows(self) -> Any:
-        return index_known_rows(self.anchors)
-
     def find_anchors(self, vectors: Tensor) -> Tensor:
         """Return the anchor (n,) that each row equals; -1 where it equals none."""
         if not len(self.anchors):
             return torch.full((len(vectors),), -1)
-        return find_known_rows(self.known_rows, vectors)
+        return find_known_rows(self.anchors, vectors)
 
     @property
     def nbytes(self) -> int:

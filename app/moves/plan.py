@@ -320,11 +320,12 @@ def _translation(
         old_encoder_runs=wanted.old_encoder_runs,
         text_exists=bool(reading.texts) if wanted.text_exists is None else wanted.text_exists,
     )
-    advised = advice.advise(services, context, request, known)
+    served = replace(built.served, warnings=built.warnings)
+    advised = advice.rank(services, context, request, known, served)
     return {
         "estimate": estimate,
         "advice": advice_document(
-            advised["options"], estimate, reading, translates=translates, encodes=encodes
+            advised.options, estimate, reading, translates=translates, encodes=encodes
         ),
         "cost": translation_cost(reading, target.dim, translates, wanted.rows_per_second),
     }

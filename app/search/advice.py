@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from app.maths.relevance.options import NATIVE_COUNT
 from app.search.scoring import comparison_of, default_weight_of, embeds_texts
 from app.translate import estimate as translator_reports
 from app.translate import service as apply
-from app.translate.maps import FitRequest
+from app.translate.maps import FitRequest, ServedMap
 from app.translate.service import Translation
 from app.types import EncoderKind, JobKind, JobState
 
@@ -71,6 +71,24 @@ class AdviceFacts(BaseModel):
     )
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """The options, best first, as JSON, and what their order rests on.
+
+    evaluation, judged  the job of judged queries, None without one, and its result
+    compared            the comparison of the encoders; None without one
+    old_runs            whether the old encoder encodes queries; None: unknown
+    size                items in the store; None: unknown
+    """
+
+    options: list[dict[str, Any]]
+    evaluation: str | None
+    judged: Mapping[str, Any]
+    compared: dict[str, Any] | None
+    old_runs: bool | None
+    size: int | None
+
+
 def advise(
     services: Services,
     context: RequestContext,
@@ -96,6 +114,49 @@ def advise(
     assert served.id is not None
     assert served.pair is not None
     source, target = served.pair
+    found = rank(services, context, request, known, served, newest=newest)
+    best = found.options[0]
+    row = translator_reports.find_with_report(
+        services, context.project, served.id, between=(source.id, target.id)
+    )
+    index = request.index
+    if index is None and found.size is not None:  # a corpus may exceed what can be estimated
+        index = min(max(found.size, SMALLEST_INDEX), LARGEST_INDEX)
+    weight = (found.judged["fuse"] or {}).get("weight")
+    basis, hinge = _basis(found, known, source.encoder.name, target.encoder.name)
+    return {
+        "advice": best["name"],
+        "summary": f"The best possible option is {best['name']} (certainty: {best['certainty']}). "
+        + hinge,
+        "basis": basis,
+        "comparison": found.compared,
+        "options": found.options,
+        "queries": found.judged["queries"],
+        "evaluation": found.evaluation,
+        "fuse_weight": default_weight_of(services, source, target)[0] if weight is None else weight,
+        "fidelity": translator_reports.estimate_for(row.report or {}, index),
+        "translator": served.id,
+        "method": str(served.method),
+        "warnings": [each._asdict() for each in served.warnings],
+    }
+
+
+def rank(
+    services: Services,
+    context: RequestContext,
+    request: FitRequest,
+    known: AdviceFacts,
+    served: ServedMap,
+    *,
+    newest: bool = False,
+) -> Ranked:
+    """Return the options for a fitted map, best first, without a further fit or estimate.
+
+    Raises InvalidRequest for an evaluation of another translator.
+    """
+    assert served.id is not None
+    assert served.pair is not None
+    source, target = served.pair
     evaluation, judged = _find_evaluation(
         services, context, request, known.evaluation, served.id, newest=newest
     )
@@ -105,8 +166,8 @@ def advise(
         runs = True
     # Old scores count in native ones, unless the old encoder is gone.
     fuses = "native-fuse" in judged["results"] if runs is None else runs
-    found: dict[AdvisedOption, str] = {name: name for name in ADVISED_OPTIONS}
-    found["native"] = "native-fuse" if fuses else "native-cascade"
+    measured: dict[AdvisedOption, str] = {name: name for name in ADVISED_OPTIONS}
+    measured["native"] = "native-fuse" if fuses else "native-cascade"
     compared = comparison_of(source.encoder, target.encoder) if runs is not False else None
     ranked = rank_options(
         IndexFacts(
@@ -120,59 +181,41 @@ def advise(
         ),
         {
             name: _measured(judged["results"][option])
-            for name, option in found.items()
+            for name, option in measured.items()
             if option in judged["results"]
         },
         queries,
-        {name: judged["missing"].get(option, ()) for name, option in found.items()},
+        {name: judged["missing"].get(option, ()) for name, option in measured.items()},
     )
-    old, new = source.encoder.name, target.encoder.name
+    options = [{**asdict(each), **_costs(each.name, known, size)} for each in ranked]
+    return Ranked(options, evaluation, judged, compared, runs, size)
+
+
+def _basis(found: Ranked, known: AdviceFacts, old: str, new: str) -> tuple[str, str]:
+    """Return what the order rests on, as a code and in words."""
+    queries, compared = found.judged["queries"], found.compared
     if queries >= FEWEST_QUERIES:
-        basis, hinge = "judgements", f"The order rests on {queries} judged queries."
-    elif compared is not None:
+        return "judgements", f"The order rests on {queries} judged queries."
+    if compared is not None:
         low, high = compared["interval"]
-        basis = "comparison"
-        hinge = (
+        return (
+            "comparison",
             f"On {compared['texts']} texts, the MRR of {new!r} less that of {old!r} is "
             f"{compared['difference']:+.3f} (95 % interval {low:+.3f} to {high:+.3f}), and judged "
-            "queries tell more: POST /evaluate."
+            "queries tell more: POST /evaluate.",
         )
-    elif runs is False:
+    if found.old_runs is False:
         again = " its items cannot be encoded again," if known.text_exists is False else ""
-        basis = "fidelity"
-        hinge = (
+        return (
+            "fidelity",
             f"{old!r} no longer encodes queries,{again} and judged queries tell what another "
-            "option finds: POST /evaluate."
+            "option finds: POST /evaluate.",
         )
-    else:
-        basis = "fidelity"
-        hinge = (
-            f"Whether {new!r} or {old!r} is better for this corpus is not known: POST /compare "
-            "estimates it where the service runs both, and POST /evaluate tells by judged queries."
-        )
-    best = ranked[0]
-    row = translator_reports.find_with_report(
-        services, context.project, served.id, between=(source.id, target.id)
+    return (
+        "fidelity",
+        f"Whether {new!r} or {old!r} is better for this corpus is not known: POST /compare "
+        "estimates it where the service runs both, and POST /evaluate tells by judged queries.",
     )
-    index = request.index
-    if index is None and size is not None:  # a corpus may exceed what can be estimated
-        index = min(max(size, SMALLEST_INDEX), LARGEST_INDEX)
-    weight = (judged["fuse"] or {}).get("weight")
-    return {
-        "advice": best.name,
-        "summary": f"The best possible option is {best.name} (certainty: {best.certainty}). "
-        + hinge,
-        "basis": basis,
-        "comparison": compared,
-        "options": [{**asdict(each), **_costs(each.name, known, size)} for each in ranked],
-        "queries": queries,
-        "evaluation": evaluation,
-        "fuse_weight": default_weight_of(services, source, target)[0] if weight is None else weight,
-        "fidelity": translator_reports.estimate_for(row.report or {}, index),
-        "translator": served.id,
-        "method": str(served.method),
-        "warnings": [each._asdict() for each in served.warnings],
-    }
 
 
 def _find_evaluation(

@@ -137,7 +137,7 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         basis = None
         if held is not None:
             partitions = more_partitions(held, row.method, x, y, row.options)
-            gains = gains_of_all_anchors(row.method, x, y, row.options)
+            gains = gains_of_all_anchors(row.method, x, y, row.options, held)
             basis = measure_curves(partitions, y, sample_of(services, row.target), gains=gains)
         return {**facts(row), "anchors": count, **_estimates_json(basis, index)}
 

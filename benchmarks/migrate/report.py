@@ -46,6 +46,7 @@ def _facts(found: Found) -> dict[str, str]:
         "rows": f"{found['settings']['rows']:,}",
         "rows a second into the second table, between kills": f"{run['rows_per_second']:,.0f}",
         "kills": "; ".join(each["at"] for each in run["kills"]) or "none",
+        "seconds of CPU of the plan": f"{found['plan']['cpu_s']:.1f}",
         "estimated recall@10": f"{estimate['recall']:.3f} ({interval})",
         "what the index finds of an exact search, before and after, by `verify`": (
             f"{index['before']:.3f}, {index['after']:.3f}"

@@ -138,11 +138,15 @@ def _connect(scene: Scene) -> None:
         collection=TABLE,
         encoder=OLD,
     )
-    began = time.monotonic()
+    began, cpu_s = time.monotonic(), service.cpu_s()
     planned = service.call("POST", "/migrations", store=TABLE, target=NEW, anchor_set="anchors")
     scene.migration = planned["id"]
     scene.report["store"] = store
-    scene.report["plan"] = {**planned["plan"], "seconds": time.monotonic() - began}
+    scene.report["plan"] = {
+        **planned["plan"],
+        "seconds": time.monotonic() - began,
+        "cpu_s": service.cpu_s() - cpu_s,
+    }
 
 
 def _fill(scene: Scene) -> None:

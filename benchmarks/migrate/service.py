@@ -79,6 +79,12 @@ class Service:
         self.start()
         return time.monotonic() - began
 
+    def cpu_s(self) -> float:
+        """Seconds of CPU that the process has used."""
+        assert self.process is not None
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
     def call(self, method: str, path: str, **body: Any) -> JSON:
         """The JSON of an answer. Raises RuntimeError with the problem of an error."""
         answer = self._http.request(method, path, json=body or None)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS, draw_rows, normalise
@@ -78,8 +78,7 @@ def compare_with_store(
     if len(torch.unique(sample, dim=0)) < FEWEST_SAMPLED or not bool(judged.any()):
         return None
     mean = sample.mean(dim=0)
-    store, _ = normalise(sample, mean)
-    unit, _ = normalise(anchors, mean)
+    store, unit = (normalise(each, mean)[0].float() for each in (sample, anchors))
     usual = _likeness(store, store, own=True).sort().values
     lower = torch.searchsorted(usual, _likeness(unit, store, own=False), right=True)
     foreign = judged & ((1.0 + lower.double()) / (len(store) + 1.0) < FOREIGN_LEVEL)
@@ -92,8 +91,8 @@ def compare_with_store(
 
 
 def _likeness(
-    vectors: Float64[Tensor, "m d"], store: Float64[Tensor, "n d"], *, own: bool
-) -> Float64[Tensor, " m"]:
+    vectors: Float32[Tensor, "m d"], store: Float32[Tensor, "n d"], *, own: bool
+) -> Float32[Tensor, " m"]:
     """The mean cosine of unit vectors (m, d) to their nearest ones of the store (n, d).
 
     own  the vectors are the store's: row i is not compared with itself

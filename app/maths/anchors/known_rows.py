@@ -1,38 +1,41 @@
-"""Finds the rows that are anchors: a k-d tree of the unit anchors, searched within a small radius.
+"""Finds the rows that are anchors: those nearest in a few dimensions, compared in all.
 
-With unit vectors u and a, cos(u, a) > 1 - e means |u - a| < sqrt(2 e).
+With unit vectors u and a, cos(u, a) > 1 - e means |u - a| < sqrt(2 e), and an orthogonal projection
+makes no distance larger.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.geometry.space import row_norms
+from app.maths.geometry.space import COSINE_ROWS, row_norms
 
 #: A row is an anchor when their cosine is above 1 less this: float16 rounds to about 1e-7.
 SAME_COSINE = 1e-6
 
-
-def index_known_rows(anchors: Float[Tensor, "k d"]) -> Any:
-    """A k-d tree of raw anchors (k, d) for `find_known_rows`."""
-    from scipy.spatial import cKDTree  # takes half a second, and few processes need it
-
-    return cKDTree(_unit(anchors).numpy())
+#: Dimensions of the projection, in which different anchors are far apart.
+PROJECTED = 16
 
 
-def find_known_rows(known: Any, vectors: Float[Tensor, "n d"]) -> Int64[Tensor, " n"]:
+def find_known_rows(
+    anchors: Float[Tensor, "k d"], vectors: Float[Tensor, "n d"]
+) -> Int64[Tensor, " n"]:
     """The anchor (n,) that each vector (n, d) equals except for its length, one of them where
     several are equal; -1 where there is none, and for vectors that are zero or not finite.
     """
-    unit = _unit(vectors)
-    reach = (2.0 * SAME_COSINE) ** 0.5
-    distances, rows = known.query(unit.numpy(), distance_upper_bound=reach)
-    found = torch.from_numpy(distances).isfinite() & (unit.abs().amax(dim=1) > 0)
-    return torch.where(found, torch.from_numpy(rows), -1)
+    anchors, reach, dim = _unit(anchors), (2.0 * SAME_COSINE) ** 0.5, anchors.shape[1]
+    some = torch.randn(dim, min(PROJECTED, dim), generator=torch.Generator().manual_seed(0))
+    projection = torch.linalg.qr(some.double()).Q
+    found = torch.full((len(vectors),), -1)
+    for start in range(0, len(vectors), COSINE_ROWS):
+        unit = _unit(vectors[start : start + COSINE_ROWS])
+        distances, nearest = torch.cdist(unit @ projection, anchors @ projection).min(dim=1)
+        near = ((distances <= reach) & (unit.abs().amax(dim=1) > 0)).nonzero().flatten()
+        same = row_norms(unit[near] - anchors[nearest[near]]) <= reach
+        found[start + near[same]] = nearest[near[same]]
+    return found
 
 
 def _unit(vectors: Float[Tensor, "n d"]) -> Float64[Tensor, "n d"]:

@@ -131,6 +131,6 @@ def ridge_predictions(
     """Ridge regression of target rows (k, d_y) on source rows (k, d_x), with ridge 1, applied to
     queries (n, d_x): n x T.
     """
-    gram = source.T @ source
+    gram = source @ source.T  # n X^T (X X^T + I)^-1 Y: there are fewer rows than dimensions
     gram.diagonal().add_(1.0)
-    return queries @ torch.cholesky_solve(source.T @ target, torch.linalg.cholesky(gram))
+    return queries @ source.T @ torch.cholesky_solve(target, torch.linalg.cholesky(gram))

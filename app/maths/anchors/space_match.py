@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 from app.maths.geometry.space import draw_rows, normalise
@@ -211,25 +211,23 @@ def _compare(rows: Float64[Tensor, "n d"], anchors: Float64[Tensor, "k d"]) -> _
     """Compare unit rows with unit anchors; None where the anchors do not allow it."""
     if len(anchors) < FEWEST_MATCHED:
         return None
+    rows, anchors = rows.float(), anchors.float()  # as precise as vectors of stores
     mean = anchors.mean(dim=0)
     unit, _ = normalise(anchors, mean)
     own = unit @ unit.T
     own.fill_diagonal_(-torch.inf)
     own = own.amax(dim=1)
     near_own = float(own.mean())
-    centred = rows - rows.mean(dim=0)
-    spread = anchors - mean
+    first, second = (each.T @ each for each in (rows - rows.mean(dim=0), anchors - mean))
 
-    def nearest(order: Tensor | None) -> Float64[Tensor, " n"]:
-        each = rows if order is None else rows[:, order]
-        return (normalise(each, mean)[0] @ unit.T).amax(dim=1)
+    def nearest(order: Tensor) -> Float32[Tensor, " n"]:
+        return (normalise(rows[:, order], mean)[0] @ unit.T).amax(dim=1)
 
-    def aligned(order: Tensor | None) -> float:
-        each = centred if order is None else centred[:, order]
-        return float((each @ spread.T).square().sum())
+    def aligned(order: Tensor) -> float:  # of the covariances, by products of few numbers
+        return float(torch.dot(first[order[:, None], order].flatten(), second.flatten()))
 
-    generator = torch.Generator().manual_seed(0)
-    orders = [torch.randperm(rows.shape[1], generator=generator) for _ in range(PERMUTATIONS)]
+    generator, dim = torch.Generator().manual_seed(0), rows.shape[1]
+    orders = [torch.randperm(dim, generator=generator) for _ in range(PERMUTATIONS)]
     permuted = torch.cat([nearest(order) for order in orders[:NEAR_PERMUTATIONS]])
     near_none = float(permuted.mean())
     if near_own - near_none < LEAST_NEARNESS:
@@ -238,9 +236,9 @@ def _compare(rows: Float64[Tensor, "n d"], anchors: Float64[Tensor, "k d"]) -> _
     deviation = max(float(null.std()), 1e-12 * float(null.mean()), 1e-300)
     far = min(float(permuted.quantile(FAR_PERMUTED)), float(own.quantile(1.0 - NEAR_OWN)))
     return _RowShares(
-        shares=(nearest(None) - near_none) / (near_own - near_none),
+        shares=(nearest(torch.arange(dim)).double() - near_none) / (near_own - near_none),
         far=(far - near_none) / (near_own - near_none),
-        alignment=(aligned(None) - float(null.mean())) / deviation,
+        alignment=(aligned(torch.arange(dim)) - float(null.mean())) / deviation,
     )
 
 

@@ -20,6 +20,9 @@ LARGEST_RIDGE = 1e6
 #: Candidates of cross-validation.
 RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
 
+#: Singular values below this share of the largest are lost in the rounding of their squares.
+LEAST_SQUARED = 1e-6
+
 #: The largest part of a covariance that its shrinkage may replace.
 MAX_SHRINKAGE = 0.9
 
@@ -55,6 +58,21 @@ def kept_svd(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Spectrum:
     return Spectrum(left[:, :rank], values[:rank], right[:rank])
 
 
+def squared_spectrum(
+    matrix: Float64[Tensor, "n d"], *, noise: float
+) -> tuple[Float64[Tensor, " r"], Float64[Tensor, "r d"]]:
+    """`values` and `right` of `kept_svd` by the eigenvectors of M^T M, or of M M^T if that is
+    smaller, in half the time. Squares lose the directions below LEAST_SQUARED of the largest, so it
+    is for what takes powers of s^2 + ridge.
+    """
+    wide = matrix.shape[0] < matrix.shape[1]
+    squares, vectors = torch.linalg.eigh(matrix @ matrix.T if wide else matrix.T @ matrix)
+    values, vectors = squares.clamp_min(0.0).sqrt().flip(0), vectors.T.flip(0)
+    rank = _rank(values, matrix.shape, max(noise, LEAST_SQUARED * float(values[0])))
+    values, vectors = values[:rank], vectors[:rank]
+    return values, (vectors / values[:, None]) @ matrix if wide else vectors
+
+
 def rank_and_condition(matrix: Float64[Tensor, "n d"], *, noise: float) -> tuple[int, float]:
     """The number of singular values of a matrix (n, d) that `kept_svd` keeps, and the largest over
     the smallest of them; 1 if there are none. Those of R in Q R are the same.
@@ -72,16 +90,16 @@ def _rank(values: Float64[Tensor, " r"], shape: tuple[int, ...], noise: float) -
 
 
 def whitened_values(
-    spectrum: Spectrum, *, power: float, ridge: float | None
+    values: Float64[Tensor, " r"], shape: tuple[int, ...], *, power: float, ridge: float | None
 ) -> Float64[Tensor, " r"]:
-    """The values s (s^2 + ridge)^-power of unit anchors, one per direction.
+    """The values s (s^2 + ridge)^-power of unit anchors of this shape (k, d), one per direction.
 
     Does not check the arguments, which are those of `linear.whitened`.
     """
     if power == 0.0:
-        return spectrum.values
-    ridge = usual_ridge(spectrum) if ridge is None else ridge
-    return spectrum.values * (spectrum.values.square() + ridge).pow(-power)
+        return values
+    ridge = usual_ridge(values, shape) if ridge is None else ridge
+    return values * (values.square() + ridge).pow(-power)
 
 
 def cross_validated_ridge(
@@ -123,7 +141,7 @@ def check_ridge(ridge: float | None) -> None:
         )
 
 
-def usual_ridge(spectrum: Spectrum) -> float:
+def usual_ridge(values: Float64[Tensor, " r"], shape: tuple[int, ...]) -> float:
     """The ridge that one space's anchors suggest: half the geometric mean of their covariance's
     shrunk eigenvalues.
 
@@ -136,11 +154,11 @@ def usual_ridge(spectrum: Spectrum) -> float:
     (benchmarks/quality). It needs no second space, so N spaces keep their N projectors and N
     decoders.
     """
-    if not len(spectrum.values):
+    if not len(values):
         return 1.0
-    k, dim = spectrum.left.shape[0], spectrum.right.shape[1]
-    power = float(spectrum.values.pow(4).sum()) / k**2
+    k, dim = shape
+    power = float(values.pow(4).sum()) / k**2
     spread = power - 1.0 / dim
     rho = min(MAX_SHRINKAGE, max(0.0, 1.0 - power) / k / spread) if spread > 0 else MAX_SHRINKAGE
     shrinkage = k / dim * rho / (1.0 - rho)
-    return 0.5 * math.exp(float((spectrum.values.square() + shrinkage).log().mean()))
+    return 0.5 * math.exp(float((values.square() + shrinkage).log().mean()))

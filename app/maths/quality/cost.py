@@ -34,7 +34,7 @@ def fit_seconds(method: str, anchors: int, dims: tuple[int, int], options: Optio
     x, y = dims
     spectra = svd_seconds(anchors, x) + svd_seconds(anchors, y)
     if METHODS[method].core is None:
-        return svd_seconds(anchors, y) + _kernel_seconds(anchors, dims)
+        return svd_seconds(anchors, y) / 2 + _kernel_seconds(anchors, dims)
     joined = PRODUCT_S * anchors * x * y
     if method == "irp":
         step = PRUNING_STEP_S + PRUNED_ANCHOR_S * anchors
@@ -48,5 +48,6 @@ def fit_seconds(method: str, anchors: int, dims: tuple[int, int], options: Optio
 
 def _kernel_seconds(anchors: int, dims: tuple[int, int]) -> float:
     landmarks = min(anchors, LANDMARKS)
-    features = anchors * landmarks * (2 * landmarks + sum(dims))
-    return PRODUCT_S * (features + landmarks**3) + SVD_SQUARE_S * min(anchors, MAX_GCV_ANCHORS) ** 3
+    solved = landmarks * (sum(dims) + (2 * landmarks if anchors > LANDMARKS else 0))
+    chosen = SVD_SQUARE_S / 4 * min(landmarks, MAX_GCV_ANCHORS) ** 3
+    return PRODUCT_S * (anchors * solved + landmarks**3) + chosen

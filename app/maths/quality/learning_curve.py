@@ -1,16 +1,16 @@
 """What a translator gains from all of its anchors over the fits that are measured, by a curve
 through fits with fewer anchors.
 
-The anchors are cut into folds as in `app/maths/quality/crossfit.py`. Fits on a quarter, a half,
-three quarters and all of the other folds translate each held-out fold, and all four are searched in
-the same index: that fold itself. Anchors that a fit has seen stay out of the index, because they
+The anchors are cut into folds as in `app/maths/quality/crossfit.py`. Fits on a quarter, a half and
+all of the other folds translate each held-out fold, and all three are searched in the same index:
+that fold itself. Anchors that a fit has seen stay out of the index, because they
 are translated better than any other item. There are more of them in larger fits, so with them in
 the index the curve would rise faster than the quality of the service. Then, for each measure,
 
     m(n) = a - b g(n),    b >= 0,    g(n) = n^-c,
 
-by least squares weighted by n, through the four means. The c are fixed, because four points hardly
-distinguish them: see EXPONENTS.
+by least squares weighted by n, through the three means. The c are fixed, because so few points
+hardly distinguish them: see EXPONENTS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
-from app.maths.quality.crossfit import HELD_OUT_FOLDS, SMALLEST_FOLD, cut_into_folds, translate_by
+from app.maths.quality.crossfit import (
+    HELD_OUT_FOLDS,
+    SMALLEST_FOLD,
+    HeldOutTranslations,
+    translate_by,
+)
 from app.maths.quality.index_curves import overlap_to_y
 from app.maths.quality.metrics import (
     DEFAULT_NEIGHBOURS,
@@ -33,20 +38,16 @@ from app.maths.quality.metrics import (
 )
 from app.maths.translators.methods import Options
 
-#: The shares of the anchors outside a fold that the fits use.
-FIT_SHARES = (0.25, 0.5, 0.75, 1.0)
+#: The shares of the anchors outside a fold that the smaller fits use.
+FIT_SHARES = (0.25, 0.5)
 
 #: c of recall and of MRR: the one of 0, .25, .5, .75 and 1 that best predicted the gain of more
 #: anchors, over six kinds of embeddings.
 EXPONENTS = (0.25, 0.5)
 
-#: Limits of the time: a curve uses at most this many random anchors, and enough folds to
-#: hold CURVE_HELD_OUT of them out.
-MAX_CURVE_ANCHORS = 1024
+#: Limits of the time: the most anchors with a curve, and how many of them it holds out at most.
+MAX_CURVE_ANCHORS = 2048
 CURVE_HELD_OUT = 600
-
-#: A curve extends to this many times its anchors.
-EXTRAPOLATION_FACTOR = 2
 
 
 def gains_of_all_anchors(
@@ -54,31 +55,23 @@ def gains_of_all_anchors(
     source: Float[Tensor, "k dx"],
     target: Float[Tensor, "k dy"],
     options: Options,
+    held_out: HeldOutTranslations,
 ) -> dict[str, float]:
     """The gains of the served fit over held-out numbers, whose fits use 4/5 of the anchors, in the
     y of recall and of MRR (`index_curves`): there, m rises by b (g(4/5 k) - g(k)).
 
-    source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item;
-            copies share a fold and count once
-    options  of the method, resolved
+    held_out  `hold_out` of the other arguments, by fits to all other folds
     Returns {} where a fold would contain fewer than SMALLEST_FOLD distinct anchors, where a quarter
-    of the rest is all one vector, and where k exceeds EXTRAPOLATION_FACTOR times the anchors used.
-    Raises InvalidOption. Sources: curves of inverse powers, and their fit by least squares: Cortes
-    et al. 1993; Viering and Loog 2023, section 3.
+    of the rest is all one vector, and where k exceeds MAX_CURVE_ANCHORS. Raises InvalidOption.
+    Sources: curves of inverse powers, and their fit by least squares: Cortes et al. 1993; Viering
+    and Loog 2023, section 3.
     """
     source, target = source.double(), target.double()
+    first, fold_of = held_out.first, held_out.fold_of
+    anchors, distinct = len(source), int(first.sum())
+    if anchors > MAX_CURVE_ANCHORS or distinct < SMALLEST_FOLD * HELD_OUT_FOLDS:
+        return {}
     generator = torch.Generator().manual_seed(0)
-    anchors = len(source)
-    if anchors > EXTRAPOLATION_FACTOR * MAX_CURVE_ANCHORS:
-        return {}
-    if anchors > MAX_CURVE_ANCHORS:
-        rows = torch.randperm(anchors, generator=generator)[:MAX_CURVE_ANCHORS]
-        source, target = source[rows], target[rows]
-    parts = cut_into_folds(source, target, folds=HELD_OUT_FOLDS, seed=0)
-    if parts is None or int(parts[0].sum()) < SMALLEST_FOLD * HELD_OUT_FOLDS:
-        return {}
-    first, fold_of = parts
-    distinct = int(first.sum())
     looked_at = min(HELD_OUT_FOLDS, math.ceil(CURVE_HELD_OUT * HELD_OUT_FOLDS / distinct))
     neighbours = min(DEFAULT_NEIGHBOURS, (distinct // HELD_OUT_FOLDS - 1) // 2)
     mean = target.mean(dim=0)
@@ -89,16 +82,15 @@ def gains_of_all_anchors(
             rest = rest[torch.randperm(len(rest), generator=generator)]
             held = ((fold_of == fold) & first).nonzero().flatten()
             fits = [rest[: max(1, round(share * len(rest)))] for share in FIT_SHARES]
-            translations = [
-                translate_by(name, source, target, options, rows, held) - mean for rows in fits
-            ]
+            made = [translate_by(name, source, target, options, rows, held) for rows in fits]
+            translations = [each - mean for each in (*made, held_out.translated[held])]
             values.append(measure_fits(translations, target[held] - mean, neighbours))
-            sizes.append([len(rows) for rows in fits])
+            sizes.append([*map(len, fits), len(rest)])
     except DegenerateAnchors:
         return {}
     means = torch.cat(values).mean(dim=0).cpu()
     mean_sizes = torch.tensor(sizes, dtype=torch.float64).mean(dim=0)
-    start = float(mean_sizes[-1]) / len(source) * anchors
+    start = float(mean_sizes[-1])
     recall_gain, mrr_gain = (
         slope_of(column, mean_sizes, c) * (start**-c - anchors**-c)
         for column, c in zip(means.unbind(dim=1), EXPONENTS, strict=True)

@@ -103,7 +103,7 @@ def whitened(
     if power == 0.0:
         return space.unit
     spectrum = space.spectrum
-    values = whitened_values(spectrum, power=power, ridge=ridge)
+    values = whitened_values(spectrum.values, space.unit.shape, power=power, ridge=ridge)
     return (spectrum.left * values) @ spectrum.right
 
 
@@ -125,8 +125,9 @@ def graded(pair: Pair, *, encode_power: float, decode_power: float, ridge: float
     check_power(encode_power, "options.encode_power")
     check_power(decode_power, "options.decode_power")
     check_ridge(ridge)
-    left = whitened_values(pair.x, power=encode_power, ridge=ridge)
-    right = whitened_values(pair.y, power=decode_power, ridge=ridge)
+    shapes = pair.source.unit.shape, pair.target.unit.shape
+    left = whitened_values(pair.x.values, shapes[0], power=encode_power, ridge=ridge)
+    right = whitened_values(pair.y.values, shapes[1], power=decode_power, ridge=ridge)
     return left[:, None] * pair.overlap * right
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.maths.anchors.known_rows import SAME_COSINE, find_known_rows, index_known_rows
+from app.maths.anchors.known_rows import SAME_COSINE, find_known_rows
 from tests.maths.bootstrap.clouds import normal
 
 
@@ -26,7 +26,7 @@ def test_it_finds_what_all_products_find(k: int, d: int) -> None:
     near = anchors[:1] + 0.01 * anchors[:1].norm() * normal(5, 1, d) / normal(5, 1, d).norm()
     rounded = torch.nn.functional.normalize(anchors[own]).half().float()
     vectors = torch.cat([normal(2, 50, d), scaled, rounded, near])
-    found = find_known_rows(index_known_rows(anchors), vectors)
+    found = find_known_rows(anchors, vectors)
     assert torch.equal(found[50:], torch.cat([own, own, torch.tensor([-1])]))
     assert torch.equal(found, by_all_products(anchors, vectors))
 
@@ -34,5 +34,5 @@ def test_it_finds_what_all_products_find(k: int, d: int) -> None:
 def test_vectors_without_a_direction_are_no_anchors() -> None:
     anchors = normal(0, 10, 4)
     wrong = torch.tensor([[0.0] * 4, [torch.nan] * 4, [torch.inf, 0, 0, 0]])
-    assert find_known_rows(index_known_rows(anchors), wrong).tolist() == [-1, -1, -1]
-    assert find_known_rows(index_known_rows(anchors), wrong[:0]).tolist() == []
+    assert find_known_rows(anchors, wrong).tolist() == [-1, -1, -1]
+    assert find_known_rows(anchors, wrong[:0]).tolist() == []

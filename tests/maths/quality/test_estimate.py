@@ -44,7 +44,7 @@ def basis_of(anchors: int, sample: int = 0, seed: int = 0) -> IndexCurves:
     held = hold_out("graded", x, y, options)
     partitions = more_partitions(held, "graded", x, y, options)
     store = cloud(99, sample)[1] if sample else None
-    gains = gains_of_all_anchors("graded", x, y, options)
+    gains = gains_of_all_anchors("graded", x, y, options, held)
     return measure_curves(partitions, y, store, gains=gains)
 
 
