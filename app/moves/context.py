@@ -21,7 +21,16 @@ from app.moves.queries import STEP
 from app.ops.devices import is_device_failure
 from app.stores import service as stores
 from app.stores.hidden_urls import fault_without_url, hide_url
-from app.stores.port import Changes, Migration, NewVectors, Store, StoreId, StoreVectors, TextPage
+from app.stores.port import (
+    Changes,
+    Migration,
+    NewVectors,
+    Page,
+    Store,
+    StoreId,
+    StoreVectors,
+    TextPage,
+)
 from app.types import MigrationState
 
 #: rows of a batch, where the plan names none
@@ -32,6 +41,10 @@ DRAIN_S = 20.0
 
 #: clients who write all the time leave a few changes after each batch: such a batch is the last
 FEW_CHANGES = 20
+
+
+#: least cosine of two vectors that count as equal: stores round to float16
+EQUAL_COSINE = 1 - 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,12 +158,30 @@ class MigrationContext:
         )
 
     def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
-        """Translate old vectors, as a cutover needs it."""
+        """Translate old vectors, as a cutover needs it: at once, while writes wait."""
         return self._translate(vectors, back=False).vectors
 
     def backward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate new vectors back, as a rollback needs it."""
         return self._translate(vectors, back=True).vectors
+
+    def correct(self, seen: Page, *, after_cutover: bool) -> StoreVectors:
+        """Replace vectors that clients see and that are not those of their rows' texts.
+
+        Around a switch, some clients still write vectors of the other encoder, and the switch
+        translates the last changes. Returns the vectors (n, d) as they are now.
+        """
+        embedder = self.embedder if after_cutover else self.old
+        if embedder is None or not len(seen.ids):
+            return seen.vectors
+        made = embedder.embed(self.store.texts(seen.ids))
+        wrong = made.has_vector & (cosines(made.vectors, seen.vectors) < EQUAL_COSINE)
+        places = np.flatnonzero(wrong)
+        if not len(places):
+            return seen.vectors
+        ids = [seen.ids[place] for place in places.tolist()]
+        self.live.rewrite(Page(ids, seen.vectors[places]), made.vectors[places])
+        return np.where(wrong[:, None], made.vectors, seen.vectors)
 
     def usage(self) -> dict[str, int]:
         """Return what was embedded, and written back, since this was last asked for."""
@@ -159,8 +190,10 @@ class MigrationContext:
         self.written_back.clear()
         return found
 
-    def drain(self, *, after_cutover: bool) -> Iterator[int]:
+    def drain(self, *, after_cutover: bool, switched: bool = False) -> Iterator[int]:
         """Apply the changes that clients made, and yield the number of each batch.
+
+        switched  some may have been made while clients saw a switch: they are corrected first
 
         Ends with a batch of few changes, or after DRAIN_S: clients may write faster than they are
         followed. What the store says wins over `after_cutover`: one of them may be restored from a
@@ -170,18 +203,37 @@ class MigrationContext:
             return
         ends = time.monotonic() + DRAIN_S
         while len(changes := self.migration.changes(self.batch)):
-            self._apply(changes, after_cutover if changes.cut_over is None else changes.cut_over)
+            side = after_cutover if changes.cut_over is None else changes.cut_over
+            if switched:
+                seen = Page(changes.ids, changes.vectors)
+                changes = replace(changes, vectors=self.correct(seen, after_cutover=side))
+            self._apply(changes, side)
             yield len(changes)
             if len(changes) < min(self.batch, FEW_CHANGES) or time.monotonic() >= ends:
                 return
+
+    def _make(self, changes: Changes, after_cutover: bool) -> NewRows:
+        """Return the vectors of changed rows on the other side. One of an unchanged text stays."""
+        make = self.make_old if after_cutover else self.make_new
+        if self.embedder is None or not changes.same_text:
+            return make(changes.ids, changes.vectors)
+        kept = self.store.fetch(changes.same_text, "old" if after_cutover else "new")
+        known = {each: row for row, each in enumerate(kept.ids)}
+        is_known = np.array([each in known for each in changes.ids])
+        others = np.flatnonzero(~is_known)
+        made = make([changes.ids[place] for place in others.tolist()], changes.vectors[others])
+        vectors = np.zeros((len(changes.ids), made.vectors.shape[1]), np.float32)
+        vectors[others] = made.vectors
+        places = np.flatnonzero(is_known)
+        vectors[places] = kept.vectors[[known[changes.ids[place]] for place in places.tolist()]]
+        return NewRows(vectors, made.known, made.encoded + len(places), others[made.missing])
 
     def _apply(self, changes: Changes, after_cutover: bool) -> None:
         if len(changes.ids) == 0:
             width = self.dims[0] if after_cutover else self.dims[1]
             self.live.apply(changes, np.zeros((0, width), np.float32))
             return
-        make = self.make_old if after_cutover else self.make_new
-        made = make(changes.ids, changes.vectors)
+        made = self._make(changes, after_cutover)
         vectors, missing = made.vectors, made.missing
         if after_cutover:
             translated = len(vectors) - made.encoded - len(missing)
@@ -244,6 +296,13 @@ def without_url(services: Services, row: tables.MigrationRow) -> Iterator[None]:
 def tag_of(row: tables.MigrationRow) -> str:
     """Return the part of all names that the migration creates in the store."""
     return row.id[:8]
+
+
+def cosines(x: StoreVectors, y: StoreVectors) -> StoreVectors:
+    """Return the cosine of each row of x and of y; 0 without a direction."""
+    lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    dots = np.einsum("nd,nd->n", x, y, dtype=np.float64)
+    return np.asarray(dots / np.maximum(lengths, 1e-30), dtype=np.float32)
 
 
 def is_after_cutover(row: tables.MigrationRow) -> bool:

@@ -16,6 +16,10 @@ from app.types import MigrationState
 #: changed
 STEP = "step"
 
+#: the member of `position` about the moments after a switch, when some clients still write vectors
+#: of the other encoder: the `ids` that were translated, and `until` when clients may do so
+WINDOW = "window"
+
 
 def migration(session: Session, project: str, migration_id: str) -> MigrationRow:
     """Return a migration of the project."""

@@ -8,6 +8,8 @@ be repeated.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import update
@@ -20,7 +22,7 @@ from app.db.session import changed_rows
 from app.errors import AnchorageError, BelowEstimate, StoreUnavailable, Unavailable
 from app.moves.context import MigrationContext, open_migration, without_url
 from app.moves.lease import LEASE_S, Lease, take_lease
-from app.moves.queries import STEP
+from app.moves.queries import STEP, WINDOW
 from app.moves.service import (
     MigrationStatus,
     find_migration,
@@ -28,11 +30,15 @@ from app.moves.service import (
     refuse_unless_possible,
 )
 from app.moves.sync import drain_held
+from app.stores.port import StoreId, StoreVectors
 from app.stores.registry import has_cutover
 from app.types import MigrationState
 
 #: how long a step waits for a synchronisation, or for the lease of a lost process
 STEP_WAIT_S = LEASE_S + 5.0
+
+#: how long after a switch a client may still write vectors of the other encoder
+WINDOW_S = 1.5
 
 #: the state after each step
 AFTER = {
@@ -64,12 +70,15 @@ def take_step(
         if step == hand_over(held.row):
             refuse_below_estimate(held.row)
         move = open_migration(services, held.row)
-        if step in ("cutover", "rollback") and STEP not in held.position:
+        window = held.position.get(WINDOW)
+        if window is not None and step != "abandon":
+            time.sleep(max(0.0, window["until"] - time.time()))
+        if STEP not in held.position and (window or step in ("cutover", "rollback")):
             # Most changes are applied before the store locks anything.
             drain_held(move, held)
         held.save(unchanged=found.row, position={**held.position, STEP: step})
         try:
-            news = _change_store(move, step)
+            news = _change_store(move, held, step)
         except AnchorageError as error:
             # An unavailable store may have done it, or not, unless its error excludes it.
             if not isinstance(error, Unavailable) or is_unchanged(error):
@@ -82,17 +91,31 @@ def take_step(
     return find_migration(services, context.project, migration_id)
 
 
-def _change_store(move: MigrationContext, step: str) -> dict[str, Any]:
-    """Take the step of the store, and return what was found, for the row."""
+def _change_store(move: MigrationContext, held: Lease, step: str) -> dict[str, Any]:
+    """Take the step of the store, and return what was found, for the row.
+
+    Rows that a switch translates are remembered before it is done: they are embedded after it.
+    """
+
+    def translate(ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
+        if move.embedder is not None:
+            known = held.position.get(WINDOW, {}).get("ids", [])
+            held.save(position={**held.position, WINDOW: _window([*known, *ids])})
+        return (move.forward if step == "cutover" else move.backward)(ids, vectors)
+
     if step == "cutover":
-        return {step: {"pause_s": move.live.cutover(move.forward).pause_s}}
+        return {step: {"pause_s": move.live.cutover(translate).pause_s}}
     if step == "rollback":
-        return {step: {"pause_s": move.live.rollback(move.backward).pause_s}}
+        return {step: {"pause_s": move.live.rollback(translate).pause_s}}
     if step == "finish":
         move.migration.finish()
     else:
         move.migration.abandon()
     return {}
+
+
+def _window(ids: Sequence[StoreId]) -> dict[str, Any]:
+    return {"ids": list(dict.fromkeys(ids)), "until": time.time() + WINDOW_S}
 
 
 def _record(context: RequestContext, held: Lease, step: str, news: dict[str, Any]) -> None:
@@ -108,10 +131,13 @@ def _record(context: RequestContext, held: Lease, step: str, news: dict[str, Any
             changed_rows(session, statement.values(encoder_id=row.target_id))
         record_audit(session, context, step, "migration", row.id)
 
+    position = _without_step(held)
+    if news and row.plan.get("fill") == "embed":
+        position[WINDOW] = _window(position.get(WINDOW, {}).get("ids", []))
     held.save(
         within=write,
         state=AFTER[step],
-        position=_without_step(held),
+        position=position,
         found={**row.found, **dated},
         error=None,
         ended_at=at if step in ("finish", "abandon") else None,

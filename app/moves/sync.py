@@ -25,6 +25,7 @@ from app.moves.context import (
     without_url,
 )
 from app.moves.lease import Lease, take_lease
+from app.moves.queries import WINDOW
 from app.moves.service import CALL_STATES
 from app.ops.devices import is_device_failure
 
@@ -65,7 +66,7 @@ def sync_all(
             if not store.capabilities.captures_writes:  # `sync` and a cutover compare all rows
                 continue
             move = open_migration(services, row)
-            has_changes = move.live.changes(1)
+            has_changes = WINDOW in row.position or move.live.changes(1)
             looked = time.monotonic()
             if has_changes:
                 total += _sync_idle(services, move, stopping)
@@ -124,19 +125,29 @@ def drain_held(
     """
     applied = 0
     news: dict[str, Any] = {"error": None}
+    window, after_cutover = held.position.get(WINDOW), is_after_cutover(held.row)
+    is_over = window is not None and time.time() >= window["until"]
+    settled = False
     try:
-        for count in move.drain(after_cutover=is_after_cutover(held.row)):
+        if window is not None and is_over:
+            seen = move.store.fetch(window["ids"], "new" if after_cutover else "old")
+            move.correct(seen, after_cutover=after_cutover)
+        for count in move.drain(after_cutover=after_cutover, switched=window is not None):
             applied += count
             if stop(count):
                 break
+        settled = is_over
     except Unavailable:
         raise
     except AnchorageError as error:
         news["error"] = problem_of(error)
         raise
     finally:
-        if applied or news["error"]:
+        if applied or news["error"] or settled:
             counts = {"applied": applied, **move.usage()}
             total = {name: held.position.get(name, 0) + each for name, each in counts.items()}
-            held.save(position={**held.position, **total}, **news)
+            position = {**held.position, **total}
+            if settled:
+                del position[WINDOW]
+            held.save(position=position, **news)
     return applied

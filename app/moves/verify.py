@@ -14,16 +14,14 @@ from app.db import tables
 from app.errors import StoreUnsupported
 from app.jobs.progress import Progress
 from app.jobs.worker import JobResult
-from app.moves.context import FEW_CHANGES, MigrationContext, open_migration
+from app.moves.context import EQUAL_COSINE, FEW_CHANGES, MigrationContext, cosines, open_migration
 from app.moves.lease import Lease
 from app.moves.sync import drain_held
 from app.stores.port import HearRows, Hits, Metric, Migration, Search, Side, StoreId, StoreVectors
 from app.types import MigrationState
 
-#: rows whose new vectors are compared, and least cosine of two vectors that count as equal:
-#: stores round to float16
+#: rows whose new vectors are compared
 VERIFIED_ROWS = 1000
-EQUAL_COSINE = 1 - 1e-4
 
 #: rows whose texts are embedded again
 EMBEDDED_AGAIN = 100
@@ -191,10 +189,10 @@ def find_different(move: MigrationContext, ids: Sequence[StoreId]) -> list[Store
     same = np.zeros(len(old.ids), np.bool_)
     same[forward.missing] = True
     found, expected = new.vectors[partners], forward.vectors[paired]
-    same[paired] |= _cosines(found, expected) >= EQUAL_COSINE
+    same[paired] |= cosines(found, expected) >= EQUAL_COSINE
     if "cutover" in move.row.found:  # a row that a client wrote since has an old vector made of it
         back = move.make_old([old.ids[number] for number in paired], found)
-        same[paired] |= _cosines(old.vectors[paired], back.vectors) >= EQUAL_COSINE
+        same[paired] |= cosines(old.vectors[paired], back.vectors) >= EQUAL_COSINE
     return [each for number, each in enumerate(old.ids) if not same[number]]
 
 
@@ -266,7 +264,7 @@ def _scores(query: StoreVectors, hits: Hits, own: StoreId, metric: Metric) -> St
     assert hits.vectors is not None
     rows = hits.vectors[kept]
     if metric == "cosine":
-        return _cosines(np.broadcast_to(query, rows.shape), rows)
+        return cosines(np.broadcast_to(query, rows.shape), rows)
     if metric == "dot":
         return np.asarray(rows @ query)
     return np.asarray(-np.linalg.norm(rows - query, axis=1))
@@ -274,9 +272,3 @@ def _scores(query: StoreVectors, hits: Hits, own: StoreId, metric: Metric) -> St
 
 def _mean(recalls: Sequence[float]) -> float | None:
     return round(float(np.mean(recalls)), 4) if recalls else None
-
-
-def _cosines(x: StoreVectors, y: StoreVectors) -> StoreVectors:
-    lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    dots = np.einsum("nd,nd->n", x, y, dtype=np.float64)
-    return np.asarray(dots / np.maximum(lengths, 1e-30), dtype=np.float32)

@@ -21,6 +21,7 @@ from app.encoders.schemas import NewEncoder
 from app.errors import InvalidRequest, LimitReached, MissingField, WrongState
 from app.moves import fill, steps, sync
 from app.moves import service as migrations
+from app.moves.context import open_migration
 from app.search import native_vectors
 from tests.encoders.models.remote.endpoints import FakeEndpoint, allow_url, expected_vector
 from tests.helpers import CONTEXT
@@ -133,6 +134,33 @@ def test_a_filled_store_is_verified_cut_over_and_rolled_back(
     assert (sample["old_embedded"], sample["old_translated"]) == (0, 1)  # the old one is external
     steps.take_step(table.services, CONTEXT, moving.id, "rollback")
     assert table.read()[ROWS][0].shape == (24,)
+
+
+def test_what_clients_write_around_a_switch_is_embedded_from_its_text(
+    table: Table, endpoint: FakeEndpoint
+) -> None:
+    """A row that the switch translates, and one that a client writes by the old encoder after."""
+    moving = plan(table)
+    moving.do("run")
+    moving.do("verify")
+    store = open_migration(table.services, moving.row).live
+    cutover = type(store).cutover
+
+    def write_first(self: Any, translate: Any) -> Any:
+        table.insert(ROWS, old_vectors(1, 93))
+        return cutover(self, translate)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(store), "cutover", write_first)
+        steps.take_step(table.services, CONTEXT, moving.id, "cutover")
+    table.insert(ROWS + 1, old_vectors(1, 94))
+    assert moving.now.row.position["window"]["ids"] == [ROWS]
+    until(lambda: sync.sync_all(table.services) >= 0 and not moving.now.row.position.get("window"))
+    rows = table.read()
+    for row in (ROWS, ROWS + 1):
+        assert np.allclose(rows[row][0], expected_vector(f"row {row}"), atol=1e-5)
+    moving.do("verify")
+    assert moving.now.row.found["verify"]["passed"], moving.now.row.found
 
 
 def test_a_run_pauses_before_it_costs_too_much_and_goes_on_with_more(
