@@ -84,10 +84,12 @@ def test_writes_of_clients_are_told_from_damage(filled: Moving) -> None:
 
 
 def test_rows_that_no_trigger_saw_are_found_and_copied_again(filled: Moving) -> None:
-    trigger = "ALTER TABLE {} %s TRIGGER anchorage_capture_rows"
-    filled.execute(trigger % "DISABLE")
+    triggers = ("anchorage_capture_update", "anchorage_capture_rows")  # of texts, and of the rest
+    for each in triggers:
+        filled.execute(f"ALTER TABLE {{}} DISABLE TRIGGER {each}")
     filled.execute("UPDATE {} SET body = 'changed' WHERE id < 20")
-    filled.execute(trigger % "ENABLE ALWAYS")
+    for each in triggers:
+        filled.execute(f"ALTER TABLE {{}} ENABLE ALWAYS TRIGGER {each}")
     result = found(filled)
     assert (result["payloads"]["passed"], result["payloads"]["different"]) == (False, 20)
     assert not result["passed"]
