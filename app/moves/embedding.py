@@ -139,6 +139,13 @@ class Embedder:
             has_vector[places] = True
         return EmbeddedRows(vectors, has_vector)
 
+    def keep_newest(self, count: int) -> None:
+        """Store the newest vectors where a later run finds them: their rows may not be written."""
+        with self._lock:
+            newest = dict(list(self._remembered.items())[-count:])
+        if newest:
+            native_vectors.keep_vectors(self._services, self.encoder, newest, {})
+
     def _find(self, digests: Iterable[bytes]) -> dict[bytes, Tensor]:
         with self._lock:
             found = {

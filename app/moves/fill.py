@@ -57,6 +57,7 @@ class TextSweep:
         that stays away.
         """
         waiting: deque[tuple[TextPage, Future[NewRows]]] = deque()
+        ended = False
         executor = ThreadPoolExecutor(EMBEDDED_AT_ONCE, "embed")
         try:
             while True:
@@ -68,12 +69,16 @@ class TextSweep:
                     self.no_more, cursor = page.cursor is None, page.cursor
                     waiting.append((page, executor.submit(self._embed, page)))
                 if not waiting:
+                    ended = True
                     return
                 page, future = waiting.popleft()
                 yield page, self._await(future)
         finally:
             self._stopped.set()
             executor.shutdown(cancel_futures=True)
+            if not ended:
+                assert self._move.embedder is not None
+                self._move.embedder.keep_newest(self._move.batch)
 
     def _await(self, future: Future[NewRows]) -> NewRows:
         while True:
