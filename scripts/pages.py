@@ -106,9 +106,12 @@ def commands() -> str:
 
 
 def _all(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """The commands of a group, and of the groups inside it, by their whole names."""
+    """The commands of a group, and of the groups inside it, by their whole names.
+
+    A hidden command is what the group does without a command.
+    """
     for each in getattr(command, "commands", {}).values():
-        inner = f"{name} {each.name}"
+        inner = name if each.hidden else f"{name} {each.name}"
         if hasattr(each, "commands"):
             yield from _all(inner, each)
         else:

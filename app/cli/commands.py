@@ -14,7 +14,6 @@ from app.cli import (
     encoders,
     keys,
     migrate,
-    quickstart,
     serve,
     stores,
     translate,
@@ -25,7 +24,6 @@ cli.command()(serve.serve)
 cli.command()(serve.worker)
 cli.command()(translate.translate)
 cli.command()(demo.demo)
-cli.command()(quickstart.quickstart)
 cli.command()(doctor.doctor)
 cli.add_typer(encoders.cli, name="encoders")
 cli.add_typer(stores.cli, name="stores")

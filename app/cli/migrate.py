@@ -2,111 +2,184 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from app.cli import INTERRUPTED
 from app.cli.output import AsJson, print_json, print_rows, warn
 from app.cli.service import DEFAULT_URL, Url, connect
-from app.cli.stores import print_space
+from app.cli.sources import Source, find_target
+from app.cli.stores import TextField, VectorField, print_space
 
 if TYPE_CHECKING:
-    from anchorage_client import Client, Job, Migration
+    from anchorage_client import Client, Migration
+
+#: the command that `anchorage migrate STORE` runs
+WHOLE = "SOURCE"
+
+
+class StoreGroup(TyperGroup):
+    """Commands by name; any other first argument is a store, or the address of one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return what is left of the arguments."""
+        known = not args or args[0] in self.commands or args[0] == "--help"
+        return super().parse_args(ctx, args if known else [WHOLE, *args])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the command and its arguments; that of a store has no name."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == WHOLE else name, command, rest
 
 
 cli = typer.Typer(
+    cls=StoreGroup,
     no_args_is_help=True,
-    help="Migrate a connected store to another encoder, next to the old vectors, and back.\n\n"
-    "Begin with `anchorage migrate plan STORE`, which writes nothing.",
+    subcommand_metavar="STORE --target ENCODER | COMMAND [ARGS]...",
+    help="Give every row of a store a vector of another encoder, next to the old one, and switch."
+    "\n\n`anchorage migrate STORE --target ENCODER` does all but the cutover, and "
+    "`anchorage migrate STORE --help` has its options. The commands are its single steps.",
 )
 
 Store = Annotated[str, typer.Argument(help="The name of the store.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Text = str | None
+Number = float | None
+Count = int | None
+Fill = Literal["embed", "translate"] | None
 
 #: columns of `migrate status` without a store
-MIGRATION_COLUMNS = ("id", "store", "source", "target", "state", "rows", "planned")
-
-#: columns of a plan's options
-OPTION_COLUMNS = ("option", "possible", "nDCG@10", "recall of re-embed", "seconds", "why")
+MIGRATION_COLUMNS = ("id", "store", "source", "target", "fill", "state", "created_at")
 
 
-@cli.command("plan")
-def plan(
-    store: Store,
-    target: Annotated[str, typer.Option(help="The encoder to move it to.")],
-    anchor_set: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
-    method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
-    re_embed: Annotated[
-        bool, typer.Option("--re-embed", help="Encode all rows that have a text.")
-    ] = False,
-    rows_per_second: Annotated[float | None, typer.Option(help="Most rows in a second.")] = None,
-    force_space: Annotated[
-        bool,
-        typer.Option(
-            "--force-space",
-            help="Plan even if the vectors look like another encoder's, or the anchors are not "
-            "related.",
+@cli.command(WHOLE, hidden=True)
+def migrate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A connected store, or with --table the address of one: postgresql://..., "
+            "http://... of Qdrant or Milvus, a folder or a file."
         ),
+    ],
+    target: Annotated[Text, typer.Option(help="The new encoder, or a model to load.")] = None,
+    fill: Annotated[Fill, typer.Option(help="Default: embed where there are texts.")] = None,
+    anchor_set: Annotated[Text, typer.Option(help="Anchors: `translate` needs them.")] = None,
+    price_per_million_tokens: Annotated[Number, typer.Option(help="For the plan.")] = None,
+    max_price: Annotated[Number, typer.Option(help="Pause before more is spent.")] = None,
+    texts_per_minute: Annotated[Number, typer.Option(help="Most texts in a minute.")] = None,
+    rows_per_second: Annotated[Number, typer.Option(help="Most rows in a second.")] = None,
+    concurrency: Annotated[Count, typer.Option(help="Requests at once to an endpoint.")] = None,
+    force_space: Annotated[
+        bool, typer.Option("--force-space", help="Plan even if the vectors look wrong.")
     ] = False,
-    old_encoder_runs: Annotated[
-        bool | None, typer.Option(help="Whether the old encoder still encodes queries.")
-    ] = None,
-    texts_exist: Annotated[
-        bool | None, typer.Option(help="Whether the items can be encoded again.")
-    ] = None,
+    yes: Yes = False,
+    cutover: Annotated[bool, typer.Option("--cutover", help="Cut over at the end.")] = False,
+    table: Annotated[Text, typer.Option("--table", "--collection", help="At the address.")] = None,
+    kind: Annotated[Text, typer.Option(help="The kind of a folder or file.")] = None,
+    text_field: TextField = None,
+    vector_field: VectorField = None,
+    only_plan: Annotated[bool, typer.Option("--plan", help="Only plan.")] = False,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Read a store, check it, and say what each option is worth. Writes nothing to the store."""
-    with connect(url) as client:
-        planned = client.migrations.create(
-            store=store,
-            target=target,
-            anchor_set=anchor_set,
-            method=method,
-            re_embed=float(re_embed),
-            rows_per_second=rows_per_second,
-            force_space=force_space,
-            old_encoder_runs=old_encoder_runs,
-            text_exists=texts_exist,
-        )
-    document = {"migration": planned.id, **planned.plan}
-    if as_json:
-        print_json(document)
-        return
-    _print_plan(document)
-    typer.echo(f"Nothing is written to the store. To begin: anchorage migrate run {store}")
+    """Plan, ask, give every row a new vector, and verify. Clients see no difference.
+
+    The same command continues a migration, with new limits if it names some. Ctrl-C leaves the run
+    running in the service. With the address of a store, the command registers what is missing, and
+    starts a service where none answers.
+    """
+    limits: dict[str, Any] = {
+        "price_per_million_tokens": price_per_million_tokens,
+        "max_price": max_price,
+        "texts_per_minute": texts_per_minute,
+        "rows_per_second": rows_per_second,
+        "concurrency": concurrency,
+    }
+    place = None
+    if table is not None:
+        fields = {"text_field": text_field, "vector_field": vector_field}
+        place = Source(source, kind, table, **fields)
+    elif "://" in source:
+        raise typer.BadParameter("Pass --table with the name of the table or collection.")
+    with connect(url) as client, ExitStack() as undo:  # what a failure takes back
+        if place is not None:
+            place.start_service(url, undo)
+        store = source if place is None else place.store
+        choices: dict[str, Any] = {"fill": fill, "anchor_set": anchor_set}
+        choices["target"] = target and find_target(client, target, undo)
+        if place is not None:
+            place.connect(client, undo)
+        migration = _newest(client, store)
+        if migration is not None and migration.data["ended_at"] is None:
+            migration = _change(client, migration, choices, limits)
+        elif target is None:
+            raise typer.BadParameter(f"{store} has no migration. Pass --target to begin one.")
+        else:
+            migration = client.migrations.create(
+                store=store, force_space=force_space, **choices, **limits
+            )
+            undo.callback(migration.abandon)
+        if only_plan and as_json:
+            print_json({"migration": migration.id, **migration.plan})
+        elif migration.state == "planned":
+            if not as_json:
+                _print_plan(migration.plan)
+            if not (yes or only_plan or typer.confirm("Begin?", err=True)):
+                warn("Nothing was written.")
+                raise typer.Exit(1)
+        undo.pop_all()
+        if only_plan:
+            warn(f"Nothing is written to the store. To begin: anchorage migrate {store}")
+        else:
+            _go_on(migration, cutover, as_json)
 
 
-@cli.command("run")
-def run(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Give every row a new vector, as the plan says. Ctrl-C pauses; the same command continues."""
-    with connect(url) as client:
-        _complete(client, store, "run", as_json)
+@cli.command("plan", help="Say what a migration costs and is worth, and keep the plan.")
+@wraps(migrate)
+def plan(**options: Any) -> None:
+    """Run `migrate --plan`."""
+    migrate(**{**options, "only_plan": True})
 
 
-@cli.command("verify")
-def verify(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Check rows, payloads and the new index. `cutover` needs a verification that passed."""
-    with connect(url) as client:
-        found = _complete(client, store, "verify", as_json)["found"].get("verify") or {}
-    if not as_json:
-        words = {True: "yes", False: "NO", None: "not possible"}
-        checks = ((name, found.get(name)) for name in ("rows", "payloads", "sample", "index"))
-        rows = [(name, words[each["passed"]], each["detail"]) for name, each in checks if each]
-        print_rows(("check", "passed", "detail"), rows, as_json=False)
-    if not found.get("passed"):
-        raise typer.Exit(1)
+def _make_step(name: str, question: str) -> Callable[..., None]:
+    """Return the command of a single step, which asks a question first if there is one."""
+
+    def step(
+        store: Store, yes: Yes = False, as_json: AsJson = False, url: Url = DEFAULT_URL
+    ) -> None:
+        with connect(url) as client:
+            found = _find(client, store)
+            if question and not yes:
+                typer.confirm(question.format(store), abort=True)
+            if name in ("run", "verify", "sync"):
+                _complete(found, name, as_json)
+            else:
+                getattr(found, name)()
+            _report(found.data, as_json)
+            if name == "verify":
+                _require_passed(found.data, as_json)
+
+    return step
 
 
-@cli.command("sync")
-def sync(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Bring writes of the store's clients to the other side now."""
-    with connect(url) as client:
-        _complete(client, store, "sync", as_json)
+#: the single steps: what each does, and what a person is asked before it
+STEPS = {
+    "run": ("Give every row a new vector, as planned. Ctrl-C leaves it running.", ""),
+    "verify": ("Check rows, payloads and the new index. `cutover` needs it to pass.", ""),
+    "sync": ("Bring writes of the store's clients to the other side now.", ""),
+    "pause": ("Stop a run after its present batch. `run` continues from there.", ""),
+    "cutover": ("Make the store's clients see the new vectors. `rollback` undoes it.", ""),
+    "rollback": ("Make the store's clients see the old vectors again. The new ones stay.", ""),
+    "finish": ("Delete the old vectors: the end of rollbacks.", "Delete the old vectors of {}?"),
+    "abandon": ("Delete the new vectors. The store stays.", "Delete the new vectors of {}?"),
+}
+for _name, (_help, _question) in STEPS.items():
+    cli.command(_name, help=_help)(_make_step(_name, _question))
 
 
 @cli.command("status")
@@ -123,108 +196,95 @@ def status(
             _report(_find(client, store).data, as_json)
             return
         listed = client.migrations.list()
-    if as_json:
-        print_json(listed)
-        return
-    rows = []
-    for found in listed:
-        facts = found["progress"]
-        done = f"{facts['rows']:,} of {facts['total'] or 0:,}"
-        names = [found[name] for name in MIGRATION_COLUMNS[:5]]
-        rows.append((*names, done, found["created_at"][:16].replace("T", " ")))
-    print_rows(MIGRATION_COLUMNS, rows, as_json=False)
+    rows = [[each[column] for column in MIGRATION_COLUMNS] for each in listed]
+    print_rows(MIGRATION_COLUMNS, rows, as_json=as_json)
 
 
-@cli.command("pause")
-def pause(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Stop a run after its present batch. `run` continues from there."""
-    _take_step(url, store, "pause", as_json)
-
-
-@cli.command("cutover")
-def cutover(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Make the store's clients see the new vectors. `rollback` undoes it."""
-    _take_step(url, store, "cutover", as_json)
-
-
-@cli.command("rollback")
-def rollback(store: Store, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Make the store's clients see the old vectors again. The new ones stay."""
-    _take_step(url, store, "rollback", as_json)
-
-
-@cli.command("finish")
-def finish(store: Store, yes: Yes = False, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Delete the old vectors, which a cutover has replaced. A rollback is no longer possible."""
-    question = f"Finish {store}? After a cutover, this deletes the old vectors for good."
-    _take_step(url, store, "finish", as_json, None if yes else question)
-
-
-@cli.command("abandon")
-def abandon(
-    store: Store, yes: Yes = False, as_json: AsJson = False, url: Url = DEFAULT_URL
-) -> None:
-    """Delete the new vectors. The store stays as it was."""
-    question = f"This deletes the new vectors of {store}. Abandon?"
-    _take_step(url, store, "abandon", as_json, None if yes else question)
-
-
-def _take_step(url: str, store: str, step: str, as_json: bool, question: str | None = None) -> None:
-    """Take a step, after a person's yes to the question, and print the state after it."""
-    with connect(url) as client:
-        found = _find(client, store)
-        if question is not None:
-            typer.confirm(question, abort=True)
-        _report(getattr(found, step)().data, as_json)
+def _newest(client: Client, store: str) -> Migration | None:
+    """Return the last migration of a store; one that has not ended is the last."""
+    listed = client.migrations.list(store=store)
+    return client.migrations.get(listed[0]["id"]) if listed else None
 
 
 def _find(client: Client, store: str) -> Migration:
-    """Return the active migration of a store, or its last one. Raises typer.BadParameter."""
-    of_store = client.migrations.list(store=store)
-    if not of_store:
+    """Return the last migration of a store. Raises typer.BadParameter."""
+    if (found := _newest(client, store)) is None:
         raise typer.BadParameter(
             f"No store {store} has a migration. `anchorage migrate status` lists all; to begin "
-            f"one: anchorage migrate plan {store} --target ENCODER --anchor-set SET"
+            f"one: anchorage migrate {store} --target ENCODER"
         )
-    return client.migrations.get(of_store[0]["id"])
-
-
-def _complete(client: Client, store: str, action: str, as_json: bool) -> dict[str, Any]:
-    """Begin an action, or find its unfinished job, and print the state after it.
-
-    Raises typer.Exit: 130 after a Ctrl-C, which pauses a run and cancels another action, and 1
-    after an error.
-    """
-    from anchorage_client import AnchorageError, JobFailedError
-
-    migration = _find(client, store)
-    job = _job_of(client, migration, action)
-    try:
-        job.wait(progress=True)
-    except JobFailedError:
-        pass  # the migration says why
-    except KeyboardInterrupt:
-        with suppress(AnchorageError):  # it has just ended
-            migration.pause() if action == "run" else job.cancel()
-        with suppress(JobFailedError):
-            job.wait()
-        word = "Paused" if action == "run" else "Stopped"
-        warn(f"{word}. Continue with `anchorage migrate {action} {store}`.")
-        raise typer.Exit(INTERRUPTED) from None
-    found = migration.refresh().data
-    _report(found, as_json)
-    if found["error"] is not None:
-        raise typer.Exit(1)
     return found
 
 
-def _job_of(client: Client, migration: Migration, action: str) -> Job[dict[str, Any]]:
-    """Return the job of an action, which a command before this one may have begun."""
+def _change(
+    client: Client, migration: Migration, choices: Mapping[str, Any], limits: Mapping[str, Any]
+) -> Migration:
+    """Set the limits of a migration, which pauses for it. Raises typer.BadParameter."""
+    for name, wanted in choices.items():
+        if wanted not in (None, is_now := migration.data[name]):
+            store = migration.data["store"]
+            raise typer.BadParameter(
+                f"{store} has a migration with `{name}` {is_now}. Leave the option out, or first "
+                f"run: anchorage migrate abandon {store}"
+            )
+    if all(limit is None for limit in limits.values()):
+        return migration
+    if migration.state == "running":
+        migration.pause()
+        _wait(migration)
+    return client.migrations.update(migration.id, **limits)
+
+
+def _go_on(migration: Migration, cutover: bool, as_json: bool) -> None:
+    """Fill, verify, and cut over if it is wanted. Raises typer.Exit."""
+    if migration.state in ("planned", "running", "paused"):
+        _complete(migration, "run", as_json)
+    if migration.state == "filled" and not {"cutover", "finish"} & {*migration.next}:
+        _complete(migration, "verify", as_json)
+        _require_passed(migration.data, as_json)
+    if cutover and "cutover" in migration.next:
+        migration.cutover()
+    _report(migration.data, as_json)
+
+
+def _require_passed(found: Mapping[str, Any], as_json: bool) -> None:
+    """Print what each check of a verification says. Raises typer.Exit where one failed."""
+    checks = found["found"].get("verify") or {}
+    if not as_json:
+        words = {True: "yes", False: "NO", None: "not possible"}
+        named = ((name, checks.get(name)) for name in ("rows", "payloads", "sample", "index"))
+        rows = [(name, words[each["passed"]], each["detail"]) for name, each in named if each]
+        print_rows(("check", "passed", "detail"), rows, as_json=False)
+    if not checks.get("passed"):
+        raise typer.Exit(1)
+
+
+def _complete(migration: Migration, action: str, as_json: bool) -> None:
+    """Begin an action, or find its unfinished job, and wait for its end.
+
+    Raises typer.Exit: 130 after a Ctrl-C, and 1 after an error.
+    """
     job = migration.data["job"]
-    if job and job["action"] == action and job["state"] in ("queued", "running"):
-        return client.jobs.get(job["id"])
-    begun: Job[dict[str, Any]] = getattr(migration, action)(as_job=True)
-    return begun
+    if not (job and job["action"] == action and job["state"] in ("queued", "running")):
+        getattr(migration, action)(as_job=True)
+    try:
+        _wait(migration, progress=True)
+    except KeyboardInterrupt:
+        warn("It goes on in the service, and the same command shows it again.")
+        if action == "run":
+            warn(f"To stop it: anchorage migrate pause {migration.data['store']}")
+        raise typer.Exit(INTERRUPTED) from None
+    if migration.data["error"] is not None:
+        _report(migration.data, as_json)
+        raise typer.Exit(1)
+
+
+def _wait(migration: Migration, *, progress: bool = False) -> None:
+    """Wait for the migration's job; what stopped it is in `data`."""
+    from anchorage_client import JobFailedError
+
+    with suppress(JobFailedError):
+        migration.wait(progress=progress)
 
 
 def _report(found: Mapping[str, Any], as_json: bool) -> None:
@@ -232,36 +292,55 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    facts, error = found["progress"], found["error"]
-    typer.echo(f"The migration {found['id']} of {found['store']} is {found['state']}.")
+    facts, error, store = found["progress"], found["error"], found["store"]
+    typer.echo(f"The migration {found['id']} of {store} is {found['state']}.")
     if facts["rows"]:
-        typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows have been read.")
+        more = [
+            f"{facts[name]:,} {name}" for name in ("encoded", "skipped", "truncated") if facts[name]
+        ]
+        spent = [] if facts["spent"] is None else [f"{facts['spent']:,.2f} spent"]
+        typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows: {', '.join(more + spent)}.")
     for step in ("cutover", "rollback"):
         if step in found["found"] and found["state"] in ("cut-over", "rolled-back"):
             typer.echo(f"{step}: clients waited {found['found'][step]['pause_s']:.3f} s.")
     if error is not None:
         typer.secho(f"ERROR ({error['code']}): {error['detail']}", fg="red", err=True)
-    if found["next"]:
-        calls = (f"anchorage migrate {call} {found['store']}" for call in found["next"])
-        typer.echo(f"Next: {', '.join(calls)}")
+        if error["code"] == "limit-reached":
+            most = max(found["plan"]["limits"]["max_price"], facts["spent"])
+            warn(f"To go on: anchorage migrate {store} --max-price {2 * most:.2g}")
+    if calls := found["next"]:
+        if found["state"] != "cut-over":
+            calls = sorted(calls, key=lambda call: call not in ("cutover", "finish"))
+        typer.echo(f"Next: {', '.join(f'anchorage migrate {call} {store}' for call in calls)}")
 
 
 def _print_plan(plan: Mapping[str, Any]) -> None:
-    """Print the options, what the store's vectors look like, the estimate and the notes."""
-    rows = []
-    for option in plan["advice"]:
-        numbers = [option[name] for name in ("ndcg_10", "fidelity", "seconds")]
-        rounded = ["-" if each is None else f"{each:,.3g}" for each in numbers]
-        possible = "yes" if option["possible"] else "no"
-        rows.append((option["name"], possible, *rounded, option["reason"]))
-    print_rows(OPTION_COLUMNS, rows, as_json=False)
+    """Print what the move costs, what translations are worth, and the notes."""
+    from anchorage_client.progress import duration
+
     print_space(plan["space"], plan["source"])
-    if (estimate := plan["estimate"]) is not None:
+    cost, facts = plan["cost"], [("vectors", f"of {plan['dim']:,} numbers")]
+    if plan["fill"] == "embed":
+        counted = "its tokenizer" if cost["tokens_by"] == "tokenizer" else "a quarter of characters"
+        price = cost["price"]
+        facts += [
+            ("with a text", f"about {cost['rows_with_text']:,}"),
+            ("tokens", f"about {cost['tokens']:,}, by {counted}"),
+            ("price", "unknown: --price-per-million-tokens" if price is None else f"{price:,.2f}"),
+        ]
+    seconds, disk = cost["seconds"], cost["disk_bytes"]
+    facts += [
+        ("time", "unknown" if seconds is None else f"about {duration(seconds)}, and the index"),
+        ("disk", "unknown" if disk is None else f"about {disk / 2**20:,.0f} MiB more"),
+    ]
+    print_rows(
+        ("rows", f"{plan['rows']:,}, to {plan['fill']} by {plan['target']}"), facts, as_json=False
+    )
+    if (estimate := plan.get("estimate")) is not None:
         typer.echo(
             f"Estimate: {estimate['recall']:.0%} (between {estimate['low']:.0%} and "
             f"{estimate['high']:.0%}) of the target's own top {estimate['neighbours']} among "
             f"{estimate['index']:,} rows."
         )
-    typer.echo(f"The run writes {plan['rows']:,} rows of {plan['dim']} numbers.")
     for note in plan["notes"]:
         typer.echo(f"Note ({note['code']}): {note['detail']}")

@@ -48,7 +48,7 @@ def connect(url: str) -> Iterator[Client]:
         with Client(url, api_key=key, timeout=TIMEOUT_S) as client:
             yield client
     except AnchorageError as error:
-        typer.secho(f"Error: {explain(error, url)}", fg="red", err=True)
+        typer.secho(f"Error ({error.code}): {explain(error, url)}", fg="red", err=True)
         raise typer.Exit(REFUSED) from None
     except ValueError as error:  # what is no address or no name
         raise typer.BadParameter(str(error)) from None

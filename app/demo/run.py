@@ -69,9 +69,7 @@ def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
             f"The new model is {NEW_MODEL}."
         )
         variables = {
-            **{
-                name: each for name, each in os.environ.items() if not name.startswith("ANCHORAGE_")
-            },
+            **{key: each for key, each in os.environ.items() if not key.startswith("ANCHORAGE_")},
             "ANCHORAGE_THREADS": str(DEMO_THREADS),
             "ANCHORAGE_STORES": json.dumps({ADDRESS: str(index)}),
         }
@@ -86,7 +84,7 @@ def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
             translated = translate(client, pack)
     picture.draw_map(pack, translated, out / "map.png", console)
     console.print(
-        "\nWith your own index: [bold]anchorage quickstart --help[/bold]\n"
+        "\nWith your own index: [bold]anchorage migrate --help[/bold]\n"
         f"Done in {time.monotonic() - began:.0f} s."
     )
     if json_path is not None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -20,27 +20,31 @@ START_TIMEOUT_S = 120
 
 @contextmanager
 def server(data_dir: Path, port: int, variables: Mapping[str, str]) -> Iterator[str]:
-    """Run `anchorage serve` with these variables, yield its address, and stop it at the end.
+    """Run `anchorage serve` as `start` does, yield its address, and stop it at the end."""
+    with start(data_dir, port, variables) as process:  # which waits for its end
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
 
-    Raises DemoError with the end of its log when it ends or takes too long.
-    """
+
+def start(data_dir: Path, port: int, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start `anchorage serve` in its own session; return it when it answers. Raises DemoError."""
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
     # -P: the folder of the caller may have another package `app`
     command = [sys.executable, "-P", "-m", "app.cli", "serve", "--port", str(port)]
     command += ["--data-dir", str(data_dir)]
-    with log.open("wb") as output:
+    with log.open("wb") as output, ExitStack() as undo:
         process = subprocess.Popen(  # noqa: S603 -- a fixed command
-            command, stdout=output, stderr=subprocess.STDOUT, env=variables
+            command, stdout=output, stderr=output, env=variables, start_new_session=True
         )
-    try:
+        undo.callback(process.terminate)
         url = f"http://127.0.0.1:{port}"
         with httpx2.Client(base_url=url, timeout=120, trust_env=False) as http:
             wait_until_ready(http, process, log)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+        undo.pop_all()
+    return process
 
 
 def free_port() -> int:

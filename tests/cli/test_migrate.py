@@ -1,10 +1,15 @@
-"""`anchorage migrate`, from the first plan to the last step.
+"""`anchorage migrate`, in one command and step by step.
 
 The table is in a real PostgreSQL with pgvector.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,18 +17,24 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
+import typer
 from pgvector.psycopg import register_vector
 
 from anchorage_client import Client
 from anchorage_client._sync.jobs import Job
+from app.cli.sources import kind_of, without_password
+from app.demo.server import free_port
 from tests.cli.conftest import Terminal, said
+from tests.docs.setup import table as write_table
+from tests.encoders.models.remote.endpoints import FakeEndpoint, expected_vectors
 from tests.moves.moving import NEW_DIM, OLD_DIM, items, make_table, new, old, old_vectors
 from tests.pgvector_server import pgvector_server_of_process
 from tests.serving import serving
 
 ROWS = 600
 SERVER = pgvector_server_of_process
-PAIR = ("--target", "new", "--anchor-set", "pairs", "--method", "ridge")
+PAIR = ("--target", "new", "--anchor-set", "pairs")
+TEXTS = [f"item {number}" for number in range(60)]
 
 
 def vectors(table: str) -> np.ndarray:
@@ -55,21 +66,19 @@ def terminal(tmp_path: Path, table: str) -> Iterator[Terminal]:
         yield Terminal(url=url)
 
 
-def test_the_whole_way_and_back(terminal: Terminal, table: str) -> None:
+def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, table: str) -> None:
     before = vectors(table)
-    printed = terminal.ok("migrate", "plan", "docs", *PAIR, "--no-old-encoder-runs")
-    for words in ("keep", "translate", "re-embed", "The run writes 600 rows of 16 numbers"):
+    assert "has no migration. Pass --target" in terminal.refusal("migrate", "docs")
+    assert terminal.run("migrate", "docs", *PAIR).exit_code == 1  # nobody says yes
+    assert terminal.json("migrate", "status")[0]["state"] == "abandoned"
+    printed = terminal.ok("migrate", "plan", "docs", *PAIR)
+    for words in ("600, to translate by new", "Estimate:", "To begin: anchorage migrate docs"):
         assert words in printed
-    assert "To begin: anchorage migrate run docs" in printed
-    assert "planned" in terminal.ok("migrate", "status", "docs")
-    again = terminal.refusal("migrate", "plan", "docs", *PAIR)
-    assert "A store has one at a time: abandon it first." in again
+    assert "`target` new" in terminal.refusal("migrate", "docs", "--target", "old")
 
-    printed = terminal.ok("migrate", "run", "docs")
+    printed = terminal.ok("migrate", "docs", "--yes")
     assert "is filled" in printed
-    assert "anchorage migrate verify docs" in printed
-    assert "not verified" in terminal.refusal("migrate", "cutover", "docs")
-    assert "yes" in terminal.ok("migrate", "verify", "docs")
+    assert "Next: anchorage migrate cutover docs" in printed
     np.testing.assert_array_equal(vectors(table), before)
 
     printed = terminal.ok("migrate", "cutover", "docs")
@@ -79,21 +88,19 @@ def test_the_whole_way_and_back(terminal: Terminal, table: str) -> None:
     terminal.ok("migrate", "sync", "docs")
     assert "is rolled-back" in terminal.ok("migrate", "rollback", "docs")
     np.testing.assert_array_equal(vectors(table), before)
+    assert "yes" in terminal.ok("migrate", "verify", "docs")
     assert "cut-over" in terminal.ok("migrate", "cutover", "docs")
     assert terminal.run("migrate", "finish", "docs").exit_code == 1  # nobody says yes
     assert "No store doc has a migration" in terminal.refusal("migrate", "finish", "doc")
     assert "is finished" in terminal.ok("migrate", "finish", "docs", "--yes")
     assert vectors(table).shape == (ROWS, NEW_DIM)
-    [listed] = terminal.json("migrate", "status")
-    assert (listed["store"], listed["state"]) == ("docs", "finished")
-    assert "has ended" in terminal.refusal("migrate", "run", "docs")
+    assert terminal.json("migrate", "status")[0]["state"] == "finished"
+    assert "(wrong-state)" in terminal.refusal("migrate", "run", "docs")
 
 
-def test_ctrl_c_pauses_the_same_command_continues_and_an_abandoned_plan_is_made_again(
+def test_ctrl_c_leaves_the_run_and_the_same_command_continues_with_other_limits(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = terminal.json("migrate", "plan", "docs", *PAIR, "--rows-per-second", "300")
-    assert made["rows_per_second"] == 300
     wait, calls = Job.wait, []
 
     def interrupted(self: Job[Any], **options: Any) -> Any:
@@ -103,10 +110,102 @@ def test_ctrl_c_pauses_the_same_command_continues_and_an_abandoned_plan_is_made_
         return wait(self, **options)
 
     monkeypatch.setattr(Job, "wait", interrupted)
-    stopped = terminal.run("migrate", "run", "docs")
+    stopped = terminal.run("migrate", "docs", *PAIR, "--yes", "--rows-per-second", "1")
     assert stopped.exit_code == 130, stopped.output
-    assert "Paused. Continue with `anchorage migrate run docs`" in said(stopped.stderr)
-    assert "is paused" in terminal.ok("migrate", "status", "docs")
-    assert "600 of 600 rows have been read" in terminal.ok("migrate", "run", "docs")
-    assert terminal.json("migrate", "abandon", "docs", "--yes")["state"] == "abandoned"
-    terminal.ok("migrate", "plan", "docs", *PAIR)
+    assert "To stop it: anchorage migrate pause docs" in said(stopped.stderr)
+    assert "is running" in terminal.ok("migrate", "status", "docs")
+    done = terminal.json("migrate", "docs", "--rows-per-second", "1e6", "--cutover")
+    assert (done["state"], done["progress"]["rows"]) == ("cut-over", ROWS)
+
+
+def write_questions(name: str) -> None:
+    """A table of texts, whose vectors are a linear map of those that the endpoint answers."""
+    made = expected_vectors(TEXTS).numpy()
+    rows = made @ np.random.default_rng(0).normal(size=(made.shape[1], 16))
+    write_table(name, TEXTS, rows.astype(np.float32))
+
+
+def test_a_limit_pauses_and_the_message_says_how_to_raise_it(tmp_path: Path) -> None:
+    write_questions("priced")
+    stores = {"main": {"url": SERVER().url, "remote_texts": True}}
+    with (
+        FakeEndpoint() as endpoint,
+        serving(data_dir=tmp_path, stores=stores, remote_urls=endpoint.url) as url,
+    ):
+        terminal = Terminal(url=url)
+        place = ("--kind", "pgvector", "--address", "main", "--collection", "priced")
+        terminal.ok("encoders", "add", "old", "--dim", 16)
+        terminal.ok(
+            "encoders", "add", "new", "--kind", "openai", "--model", "m", "--endpoint", endpoint.url
+        )
+        terminal.ok("stores", "connect", "docs", *place, "--encoder", "old", "--text-field", "body")
+        prices = ("--price-per-million-tokens", "1000", "--max-price", "0.01")
+        paused = terminal.run("migrate", "docs", "--target", "new", "--yes", *prices)
+        assert paused.exit_code == 1, paused.output
+        assert "60, to embed by new" in said(paused.stdout)
+        assert "ERROR (limit-reached)" in said(paused.stderr)
+        assert "To go on: anchorage migrate docs --max-price 0.02" in said(paused.stderr)
+        done = terminal.json("migrate", "docs", "--max-price", "20")
+        assert (done["state"], done["progress"]["encoded"]) == ("filled", len(TEXTS))
+        assert done["progress"]["spent"] > 0
+
+
+def test_an_address_gets_its_store_its_encoders_and_a_service(tmp_path: Path) -> None:
+    """The service that the command starts goes on after it."""
+    write_questions("questions")
+    url = f"http://127.0.0.1:{free_port()}"
+    terminal = Terminal(data_dir=tmp_path, url=url)
+    asked = (SERVER().url, "--table", "questions", "--text-field", "body")
+    command = [sys.executable, "-m", "app.cli", "migrate", *asked, "--yes"]
+    command += ["--target", "all-MiniLM-L6-v2"]
+    variables = {**os.environ, **terminal.environment}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    [process] = re.findall(r"`kill (\d+)`", done.stderr)
+    try:
+        assert done.returncode == 0, done.stderr
+        assert "Next: anchorage migrate cutover questions" in done.stdout
+        again = terminal.json("migrate", *asked, "--target", "all-MiniLM-L6-v2", "--cutover")
+        assert (again["source"], again["state"]) == ("questions-old", "cut-over")
+        assert vectors("questions").shape == (len(TEXTS), 384)
+    finally:
+        os.kill(int(process), signal.SIGTERM)
+
+
+def test_a_failure_takes_back_what_is_new(terminal: Terminal, table: str) -> None:
+    address = SERVER().url
+    stores = {"main": address}
+    there = Terminal(**{"url": terminal.environment["ANCHORAGE_URL"], "stores": stores})
+    wrong = ("--table", f"{table}", "--text-field", "nowhere", "--target", "new")
+    assert "(" in there.refusal("migrate", address, *wrong)
+    other = there.refusal("migrate", address, "--table", table, "--target", "no-such-model")
+    assert "no-such-model" in other
+    assert [row["name"] for row in there.json("stores", "list")] == ["docs"]
+    assert [row["name"] for row in there.json("encoders", "list")] == ["new", "old"]
+    unlisted = terminal.refusal("migrate", address, "--table", table, "--target", "new")
+    assert "Start it anew: ANCHORAGE_STORES=" in unlisted
+
+
+def test_no_password_of_an_address_is_printed() -> None:
+    for address in (
+        "postgresql://app:s3cret/and@more@db/shop",
+        "https://:s3cret@qdrant:6333",
+        "postgresql://app@db/shop?password=s3cret&sslmode=require",
+    ):
+        assert "s3cret" not in without_password(address)
+        assert "PASSWORD" in without_password(address)
+    with pytest.raises(typer.BadParameter) as refused:
+        kind_of("mysql://app:s3cret@db/shop")
+    assert "s3cret" not in str(refused.value)
+    assert kind_of("POSTGRESQL://db/shop") == "pgvector"
+    assert kind_of("https://:s3cret@db:19530/shop") == "milvus"
+    assert kind_of("https://:s3cret@db:6333") == "qdrant"
+
+
+def test_an_address_without_what_it_needs_is_refused(tmp_path: Path) -> None:
+    terminal = Terminal(data_dir=tmp_path / "data")
+    for arguments, message in (
+        ((tmp_path, "--table", "docs"), "Pass --kind"),
+        (("postgresql://localhost/shop",), "Pass --table"),
+    ):
+        assert message in terminal.refusal("migrate", *arguments, "--target", "new")
+    assert not (tmp_path / "data").exists()

@@ -18,7 +18,7 @@ VERDICT = f"{PAGE}/verdict?target=new&anchor_set=items"
 
 
 def test_a_store_says_what_it_holds_and_what_to_do(shop: Shop) -> None:
-    assert "anchorage quickstart postgresql://" in shop.client.get("/console/stores").text
+    assert "anchorage migrate postgresql://" in shop.client.get("/console/stores").text
     assert shop.client.get(PAGE).status_code == 404
     shop.connect()
     listed = shop.client.get("/console").text

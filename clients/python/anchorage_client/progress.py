@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 #: the pause between two lines where stderr is no terminal, unless the phase changes
 LINE_S = 10.0
+
+
+def describe(made: Mapping[str, Any]) -> str:
+    """Return a job's phase, and its speed and the money that it spent where it says them."""
+    speed, spent = made.get("rows_per_second"), made.get("spent")
+    parts = [
+        str(made.get("phase") or ""),
+        "" if speed is None else f"{speed:,.0f} rows/s",
+        "" if spent is None else f"{spent:,.2f} spent",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it: 40 s, 12 min, 3.5 h, 2.1 days."""
+    for most, unit, size in ((100, "s", 1), (100 * 60, "min", 60), (48 * 3600, "h", 3600)):
+        if seconds < most:
+            return f"{seconds / size:.{1 if unit == 'h' else 0}f} {unit}"
+    return f"{seconds / 86_400:.1f} days"
 
 
 class ProgressBar:
@@ -47,17 +67,26 @@ class ProgressBar:
         elif self._enabled and self._terminal:
             print(file=sys.stderr)
 
-    def update(self, done: float | None, total: float | None, phase: str = "") -> None:
-        """Show that `done` of `total` is done, and the phase of the work or what delays it."""
+    def update(
+        self,
+        done: float | None,
+        total: float | None,
+        phase: str = "",
+        left: float | None = None,
+    ) -> None:
+        """Show that `done` of `total` is done, the phase of the work or what delays it, and the
+        seconds left; rich estimates these itself.
+        """
         if self._bar is not None:
             what = f"{self._what}: {phase}" if phase else self._what
             self._bar.update(self._task, completed=done, total=total, description=what)
         elif self._enabled:
             share = "" if done is None else f"{done / total:.0%}" if total else f"{done:,.0f}"
+            share += "" if left is None else f", {duration(left)} left"
             line = ": ".join(filter(None, (self._what, phase, share)))
             if self._terminal:
                 print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
-            elif self._is_due(phase):
+            elif self._is_due(phase.partition(",")[0]):
                 print(line, file=sys.stderr, flush=True)
 
     def _is_due(self, phase: str) -> bool:

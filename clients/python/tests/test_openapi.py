@@ -34,6 +34,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "download_translator": translators.Translator.download,
     "get_threshold": translators.Translator.threshold,
     "plan_migration": stores.Migrations.create,
+    "change_limits": stores.Migrations.update,
     "synchronise_store": stores.Migration.sync,
     "cut_over": stores.Migration.cutover,
     "roll_back": stores.Migration.rollback,

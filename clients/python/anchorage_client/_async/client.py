@@ -22,10 +22,10 @@ from anchorage_client._async.resources import (
     AsyncJobs,
     AsyncModels,
 )
-from anchorage_client._async.stores import AsyncMigrations, AsyncStores
+from anchorage_client._async.stores import AsyncMigration, AsyncMigrations, AsyncStores
 from anchorage_client._async.translators import AsyncTranslator, AsyncTranslators
 from anchorage_client._async.transport import AsyncTransport, Json, members_of
-from anchorage_client.errors import reading, rows_from
+from anchorage_client.errors import ConflictError, reading, rows_from
 from anchorage_client.fields import Role, fit_fields, parts_of, row_parts, text_list, text_parts
 from anchorage_client.progress import ProgressBar
 from anchorage_client.results import (
@@ -100,6 +100,26 @@ class AsyncClient(AsyncMeasures):
     def pair(self, source: str, target: str, anchor_set: str) -> AsyncPair:
         """Return the pair of two encoders, which asks the service nothing."""
         return AsyncPair(self, source, target, anchor_set)
+
+    async def migrate(self, store: str, *, target: str, **options: Any) -> AsyncMigration:
+        """Begin to give every row of a store a vector of another encoder, or continue that.
+
+        Returns the migration: `wait` waits until every row has its vector, then come `verify` and
+        `cutover`. The options are those of `migrations.create`; a migration that is under way
+        keeps its own. Raises ConflictError where the store moves to another encoder.
+        """
+        try:
+            migration = await self.migrations.create(store=store, target=target, **options)
+        except ConflictError as error:
+            if error.code != "migration-active" or not error.problem.get("migration"):
+                raise
+            migration = await self.migrations.get(str(error.problem["migration"]))
+            if migration.data["target"] != target:
+                raise
+        if migration.state in ("planned", "paused"):
+            await migration.run(as_job=True)
+            await migration.refresh()
+        return migration
 
     async def ready(self) -> Json:
         """Return what /readyz says. Raises UnavailableError if the service cannot answer."""

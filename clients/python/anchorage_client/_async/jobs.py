@@ -27,7 +27,7 @@ from anchorage_client.errors import (
     UnavailableError,
     reading,
 )
-from anchorage_client.progress import ProgressBar
+from anchorage_client.progress import ProgressBar, describe
 
 T = TypeVar("T")
 
@@ -169,8 +169,9 @@ class AsyncJob(Generic[T]):
                 await self._refresh_patiently(deadline, partial(bar.update, None, None))
                 with reading("A job"):
                     made = self.progress
-                    done, phase = made.get("done") or made.get("step"), made.get("phase")
-                    bar.update(done, made.get("total"), str(phase or self.state))
+                    done = made.get("done") or made.get("step")
+                    phase = describe(made) or self.state
+                    bar.update(done, made.get("total"), phase, made.get("eta_s"))
                 if callable(progress) and made != seen:
                     progress(made)
                 seen = made

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, overload
 
-from anchorage_client._async.jobs import AsyncJob, submit
+from anchorage_client._async.jobs import ENDED, AsyncJob, submit
 from anchorage_client._async.resources import AsyncResource
 from anchorage_client._async.transport import (
     AsyncTransport,
@@ -15,7 +16,7 @@ from anchorage_client._async.transport import (
     require_new,
     segment,
 )
-from anchorage_client.errors import reading
+from anchorage_client.errors import JobFailedError, reading
 from anchorage_client.fields import Role, text_list
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -157,6 +158,32 @@ class AsyncMigration:
         self.data = await self._transport.get(f"/migrations/{self.id}")
         return self
 
+    async def wait(
+        self,
+        *,
+        timeout: float | None = None,
+        progress: bool | Callable[[Json], object] = False,
+    ) -> AsyncMigration:
+        """Wait until its job has ended, and return the migration as it is then.
+
+        Raises JobFailedError with the reason why it stopped, such as `limit-reached`, and what
+        `Job.wait` raises. The arguments are those of `Job.wait`.
+        """
+        await self.refresh()
+        with reading("A migration"):
+            job, store = self.data["job"], self.data["store"]
+            unfinished = job is not None and job["state"] not in ENDED
+        if unfinished:
+            state = {**job, "kind": f"{job['action']} {store}"}
+            with suppress(JobFailedError):  # the migration says why
+                await AsyncJob[Json](self._transport, state).wait(
+                    timeout=timeout, progress=progress
+                )
+            await self.refresh()
+        if self.data.get("error") is not None:
+            raise JobFailedError(None, self.data["error"])
+        return self
+
     @overload
     async def run(self, *, as_job: Literal[False] = False) -> Json: ...
 
@@ -164,7 +191,7 @@ class AsyncMigration:
     async def run(self, *, as_job: Literal[True]) -> AsyncJob[Json]: ...
 
     async def run(self, *, as_job: bool = False) -> Json | AsyncJob[Json]:
-        """Translate the store's rows.
+        """Give every row of the store a new vector.
 
         Returns what was done, or with `as_job` the job.
         """
@@ -244,31 +271,45 @@ class AsyncMigrations:
         *,
         store: str,
         target: str,
-        anchor_set: str,
+        fill: Literal["embed", "translate"] | None = None,
+        anchor_set: str | None = None,
+        price_per_million_tokens: float | None = None,
+        max_price: float | None = None,
+        texts_per_minute: float | None = None,
+        rows_per_second: float | None = None,
+        concurrency: int | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
         min_quality: Mapping[str, float] | None = None,
         force_space: bool | None = None,
         min_recall: float | None = None,
-        re_embed: float | None = None,
-        rows_per_second: float | None = None,
         batch: int | None = None,
         evaluation: str | None = None,
         old_encoder_runs: bool | None = None,
         text_exists: bool | None = None,
     ) -> AsyncMigration:
-        """Plan the move of a store. It writes nothing to the store."""
+        """Plan the move of a store. It writes nothing to the store.
+
+        fill        "embed": the target embeds the text of each row; "translate": its vector is
+                    translated, which needs an `anchor_set`; None: embed where it is possible
+        max_price, texts_per_minute, rows_per_second
+                    limits; the first needs `price_per_million_tokens`
+        """
         body = {
             "store": store,
             "target": target,
+            "fill": fill,
             "anchor_set": anchor_set,
+            "price_per_million_tokens": price_per_million_tokens,
+            "max_price": max_price,
+            "texts_per_minute": texts_per_minute,
+            "rows_per_second": rows_per_second,
+            "concurrency": concurrency,
             "method": method,
             "options": None if options is None else dict(options),
             "min_quality": None if min_quality is None else dict(min_quality),
             "force_space": force_space,
             "min_recall": min_recall,
-            "re_embed": re_embed,
-            "rows_per_second": rows_per_second,
             "batch": batch,
             "evaluation": evaluation,
             "old_encoder_runs": old_encoder_runs,
@@ -276,6 +317,27 @@ class AsyncMigrations:
         }
         made = await self._transport.post("/migrations", body, creates=True)
         return AsyncMigration(self._transport, made)
+
+    async def update(
+        self,
+        id: str,
+        *,
+        price_per_million_tokens: float | None = None,
+        max_price: float | None = None,
+        texts_per_minute: float | None = None,
+        rows_per_second: float | None = None,
+        concurrency: int | None = None,
+    ) -> AsyncMigration:
+        """Change limits of a migration that is planned or paused. None: as it was."""
+        body = {
+            "price_per_million_tokens": price_per_million_tokens,
+            "max_price": max_price,
+            "texts_per_minute": texts_per_minute,
+            "rows_per_second": rows_per_second,
+            "concurrency": concurrency,
+        }
+        path = f"/migrations/{segment(id)}"
+        return AsyncMigration(self._transport, await self._transport.patch(path, body))
 
     async def list(self, *, store: str | None = None) -> builtins.list[Json]:
         """Return all migrations, the newest first."""

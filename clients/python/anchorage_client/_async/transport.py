@@ -175,6 +175,10 @@ class AsyncTransport:
         """Return the JSON answer of a PUT, without the body's members that are None."""
         return json_of(await self.send("PUT", path, json=without_none(body), creates=creates))
 
+    async def patch(self, path: str, body: Json) -> Json:
+        """Return the JSON answer of a PATCH, without the body's members that are None."""
+        return json_of(await self.send("PATCH", path, json=without_none(body)))
+
     async def delete(self, path: str) -> None:
         """Send a DELETE."""
         await self.send("DELETE", path)

@@ -22,10 +22,10 @@ from anchorage_client._sync.resources import (
     Jobs,
     Models,
 )
-from anchorage_client._sync.stores import Migrations, Stores
+from anchorage_client._sync.stores import Migration, Migrations, Stores
 from anchorage_client._sync.translators import Translator, Translators
 from anchorage_client._sync.transport import Json, Transport, members_of
-from anchorage_client.errors import reading, rows_from
+from anchorage_client.errors import ConflictError, reading, rows_from
 from anchorage_client.fields import Role, fit_fields, parts_of, row_parts, text_list, text_parts
 from anchorage_client.progress import ProgressBar
 from anchorage_client.results import (
@@ -100,6 +100,26 @@ class Client(Measures):
     def pair(self, source: str, target: str, anchor_set: str) -> Pair:
         """Return the pair of two encoders, which asks the service nothing."""
         return Pair(self, source, target, anchor_set)
+
+    def migrate(self, store: str, *, target: str, **options: Any) -> Migration:
+        """Begin to give every row of a store a vector of another encoder, or continue that.
+
+        Returns the migration: `wait` waits until every row has its vector, then come `verify` and
+        `cutover`. The options are those of `migrations.create`; a migration that is under way
+        keeps its own. Raises ConflictError where the store moves to another encoder.
+        """
+        try:
+            migration = self.migrations.create(store=store, target=target, **options)
+        except ConflictError as error:
+            if error.code != "migration-active" or not error.problem.get("migration"):
+                raise
+            migration = self.migrations.get(str(error.problem["migration"]))
+            if migration.data["target"] != target:
+                raise
+        if migration.state in ("planned", "paused"):
+            migration.run(as_job=True)
+            migration.refresh()
+        return migration
 
     def ready(self) -> Json:
         """Return what /readyz says. Raises UnavailableError if the service cannot answer."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, overload
 
-from anchorage_client._sync.jobs import Job, submit
+from anchorage_client._sync.jobs import ENDED, Job, submit
 from anchorage_client._sync.resources import Resource
 from anchorage_client._sync.transport import (
     Json,
@@ -15,7 +16,7 @@ from anchorage_client._sync.transport import (
     require_new,
     segment,
 )
-from anchorage_client.errors import reading
+from anchorage_client.errors import JobFailedError, reading
 from anchorage_client.fields import Role, text_list
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -157,6 +158,30 @@ class Migration:
         self.data = self._transport.get(f"/migrations/{self.id}")
         return self
 
+    def wait(
+        self,
+        *,
+        timeout: float | None = None,
+        progress: bool | Callable[[Json], object] = False,
+    ) -> Migration:
+        """Wait until its job has ended, and return the migration as it is then.
+
+        Raises JobFailedError with the reason why it stopped, such as `limit-reached`, and what
+        `Job.wait` raises. The arguments are those of `Job.wait`.
+        """
+        self.refresh()
+        with reading("A migration"):
+            job, store = self.data["job"], self.data["store"]
+            unfinished = job is not None and job["state"] not in ENDED
+        if unfinished:
+            state = {**job, "kind": f"{job['action']} {store}"}
+            with suppress(JobFailedError):  # the migration says why
+                Job[Json](self._transport, state).wait(timeout=timeout, progress=progress)
+            self.refresh()
+        if self.data.get("error") is not None:
+            raise JobFailedError(None, self.data["error"])
+        return self
+
     @overload
     def run(self, *, as_job: Literal[False] = False) -> Json: ...
 
@@ -164,7 +189,7 @@ class Migration:
     def run(self, *, as_job: Literal[True]) -> Job[Json]: ...
 
     def run(self, *, as_job: bool = False) -> Json | Job[Json]:
-        """Translate the store's rows.
+        """Give every row of the store a new vector.
 
         Returns what was done, or with `as_job` the job.
         """
@@ -242,31 +267,45 @@ class Migrations:
         *,
         store: str,
         target: str,
-        anchor_set: str,
+        fill: Literal["embed", "translate"] | None = None,
+        anchor_set: str | None = None,
+        price_per_million_tokens: float | None = None,
+        max_price: float | None = None,
+        texts_per_minute: float | None = None,
+        rows_per_second: float | None = None,
+        concurrency: int | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
         min_quality: Mapping[str, float] | None = None,
         force_space: bool | None = None,
         min_recall: float | None = None,
-        re_embed: float | None = None,
-        rows_per_second: float | None = None,
         batch: int | None = None,
         evaluation: str | None = None,
         old_encoder_runs: bool | None = None,
         text_exists: bool | None = None,
     ) -> Migration:
-        """Plan the move of a store. It writes nothing to the store."""
+        """Plan the move of a store. It writes nothing to the store.
+
+        fill        "embed": the target embeds the text of each row; "translate": its vector is
+                    translated, which needs an `anchor_set`; None: embed where it is possible
+        max_price, texts_per_minute, rows_per_second
+                    limits; the first needs `price_per_million_tokens`
+        """
         body = {
             "store": store,
             "target": target,
+            "fill": fill,
             "anchor_set": anchor_set,
+            "price_per_million_tokens": price_per_million_tokens,
+            "max_price": max_price,
+            "texts_per_minute": texts_per_minute,
+            "rows_per_second": rows_per_second,
+            "concurrency": concurrency,
             "method": method,
             "options": None if options is None else dict(options),
             "min_quality": None if min_quality is None else dict(min_quality),
             "force_space": force_space,
             "min_recall": min_recall,
-            "re_embed": re_embed,
-            "rows_per_second": rows_per_second,
             "batch": batch,
             "evaluation": evaluation,
             "old_encoder_runs": old_encoder_runs,
@@ -274,6 +313,27 @@ class Migrations:
         }
         made = self._transport.post("/migrations", body, creates=True)
         return Migration(self._transport, made)
+
+    def update(
+        self,
+        id: str,
+        *,
+        price_per_million_tokens: float | None = None,
+        max_price: float | None = None,
+        texts_per_minute: float | None = None,
+        rows_per_second: float | None = None,
+        concurrency: int | None = None,
+    ) -> Migration:
+        """Change limits of a migration that is planned or paused. None: as it was."""
+        body = {
+            "price_per_million_tokens": price_per_million_tokens,
+            "max_price": max_price,
+            "texts_per_minute": texts_per_minute,
+            "rows_per_second": rows_per_second,
+            "concurrency": concurrency,
+        }
+        path = f"/migrations/{segment(id)}"
+        return Migration(self._transport, self._transport.patch(path, body))
 
     def list(self, *, store: str | None = None) -> builtins.list[Json]:
         """Return all migrations, the newest first."""

@@ -174,6 +174,10 @@ class Transport:
         """Return the JSON answer of a PUT, without the body's members that are None."""
         return json_of(self.send("PUT", path, json=without_none(body), creates=creates))
 
+    def patch(self, path: str, body: Json) -> Json:
+        """Return the JSON answer of a PATCH, without the body's members that are None."""
+        return json_of(self.send("PATCH", path, json=without_none(body)))
+
     def delete(self, path: str) -> None:
         """Send a DELETE."""
         self.send("DELETE", path)

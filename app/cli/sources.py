@@ -1,0 +1,158 @@
+"""What `anchorage migrate` registers by itself: the store of an address, and a model as target."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from app.cli.local import read_settings
+
+if TYPE_CHECKING:
+    from anchorage_client import Client
+
+#: kinds of stores by the scheme of their addresses
+SCHEMES = {"postgresql": "pgvector", "postgres": "pgvector", "http": "qdrant", "https": "qdrant"}
+
+
+class Source:
+    """The address of a store, and the name and the place that it gets in the service."""
+
+    def __init__(self, address: str, kind: str | None, collection: str, **fields: Any) -> None:
+        """Raises typer.BadParameter for a kind that is not known."""
+        self.address = address if "://" in address else str(Path(address).resolve())
+        self.store = _name(collection.rpartition(".")[2])
+        self.settings = read_settings()
+        entries = {name: entry.url for name, entry in self.settings.stores.items()}
+        # The name of an address that the settings do not list stands for this address alone.
+        digest = hashlib.sha256(without_password(self.address).encode()).hexdigest()
+        unlisted = f"{self.store}-{digest[:8]}"
+        listed = next((name for name, each in entries.items() if each == self.address), unlisted)
+        self.place: dict[str, Any] = {
+            "kind": kind or kind_of(self.address),
+            "address": listed,
+            "collection": collection,
+            **fields,
+        }
+
+    @property
+    def setting(self) -> str:
+        """The address as a shell sets it; PASSWORD stands for its password."""
+        listed = json.dumps({self.place["address"]: without_password(self.address)})
+        return f"ANCHORAGE_STORES={shlex.quote(listed)}"
+
+    def start_service(self, url: str, undo: ExitStack) -> None:
+        """Start a service on the data folder that opens the address, unless one answers at `url`.
+
+        It goes on when the command ends; `undo` stops it. Raises typer.BadParameter.
+        """
+        import httpx2
+
+        from app.demo import DemoError
+        from app.demo.server import start
+
+        there = urlsplit(url)
+        try:
+            httpx2.get(f"{url}/livez", timeout=5, trust_env=False)
+        except httpx2.HTTPError:
+            if there.hostname not in ("127.0.0.1", "localhost"):
+                return  # the first request says that none answers
+            typer.echo(f"No service answers at {url}: this command starts one.", err=True)
+            entries = {name: entry.model_dump() for name, entry in self.settings.stores.items()}
+            listed = json.dumps({self.place["address"]: self.address, **entries})
+            variables = {**os.environ, "ANCHORAGE_STORES": listed}
+            try:
+                process = start(self.settings.data_dir, there.port or 80, variables)
+            except DemoError as error:
+                raise typer.BadParameter(str(error)) from None
+            undo.callback(process.terminate)
+            typer.echo(
+                f"It goes on after the command. `kill {process.pid}` stops it, and this starts it "
+                f"again: {self.setting} anchorage serve",
+                err=True,
+            )
+
+    def connect(self, client: Client, undo: ExitStack) -> None:
+        """Connect the store, and register the encoder STORE-old of its vectors.
+
+        Raises the errors of the client and typer.BadParameter.
+        """
+        from anchorage_client import AnchorageError
+
+        if self.store in _names(client.stores):  # it must be the same place
+            client.stores.get_or_create(self.store, **self.place)
+            return
+        old = f"{self.store}-old"
+        if old not in _names(client.encoders):  # only the store says its dimension
+            client.encoders.create(old, dim=self._dim())
+            undo.callback(client.encoders.delete, old)
+        try:
+            client.stores.create(self.store, encoder=old, **self.place)
+        except AnchorageError as error:
+            if error.code != "address-not-listed":
+                raise
+            raise typer.BadParameter(
+                f"The service does not list this address. Start it anew: {self.setting} anchorage "
+                "serve"
+            ) from None
+        undo.callback(client.stores.delete, self.store)
+
+    def _dim(self) -> int:
+        """Return the dimension of the store's vectors. Raises typer.BadParameter."""
+        from app.errors import AnchorageError
+        from app.stores.hidden_urls import hide_url
+        from app.stores.port import StoreLocation
+        from app.stores.registry import open_store
+
+        where = {name: each for name, each in self.place.items() if name != "address"}
+        try:
+            with closing(open_store(StoreLocation(url=self.address, **where))) as store:
+                return store.facts().dim
+        except AnchorageError as error:
+            raise typer.BadParameter(hide_url(error.detail, self.address)) from None
+
+
+def find_target(client: Client, target: str, undo: ExitStack) -> str:
+    """Return the name of the target; a model that sentence-transformers loads becomes one."""
+    known, name = _names(client.encoders), _name(target.rstrip("/").rpartition("/")[2])
+    if target in known:
+        return target
+    typer.echo(f"No encoder has the name {target}: the service loads this model.", err=True)
+    client.encoders.get_or_create(name, kind="sentence-transformers", model=target)
+    if name not in known:
+        undo.callback(client.encoders.delete, name)
+    return name
+
+
+def kind_of(address: str) -> str:
+    """Return the kind of the database at an address. Raises typer.BadParameter."""
+    scheme, separator, _ = address.partition("://")
+    if separator and urlsplit(address).netloc.endswith(":19530"):
+        return "milvus"
+    if separator and scheme.lower() in SCHEMES:
+        return SCHEMES[scheme.lower()]
+    shown = f"{scheme}://..." if separator else address  # what follows may hold a password
+    raise typer.BadParameter(f"The kind of {shown} is not known. Pass --kind.")
+
+
+def without_password(address: str) -> str:
+    """Return an address with PASSWORD in the place of its password."""
+    found = re.sub(r"(?<=://)([^/@:]*):.*@", r"\1:PASSWORD@", address)
+    return re.sub(r"((?:password|api_key)=)[^&\"]*", r"\1PASSWORD", found)
+
+
+def _name(text: str) -> str:
+    """Return a name that the service takes."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") or "store"
+
+
+def _names(resource: Any) -> set[str]:
+    return {row["name"] for row in resource.list()}
