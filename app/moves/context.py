@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,7 +66,7 @@ class NewRows:
 class MigrationContext:
     """A migration at work.
 
-    maps      None before a run that embeds has made its anchors
+    fitted    the maps, which a run that embeds fits beside its sweep; None before it has anchors
     embedder  by the target; None where rows are translated
     old       by the store's encoder, for rows that clients write after the cutover; None where it
               does not run
@@ -77,7 +78,7 @@ class MigrationContext:
     row: tables.MigrationRow
     store: Store
     migration: NewVectors
-    maps: MigrationMaps | None
+    fitted: Future[MigrationMaps | None]
     embedder: Embedder | None
     old: Embedder | None
     batch: int
@@ -88,6 +89,11 @@ class MigrationContext:
         """The new vectors of a store with a cutover: calls that need one are refused elsewhere."""
         assert isinstance(self.migration, Migration)
         return self.migration
+
+    @property
+    def maps(self) -> MigrationMaps | None:
+        """The maps, after waiting for their fit. Raises its errors."""
+        return self.fitted.result()
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -140,6 +146,8 @@ class MigrationContext:
     ) -> NewRows:
         made = embedder.embed(self.store.texts(ids), anew=anew)
         without = np.flatnonzero(~made.has_vector)
+        if not len(without):
+            return NewRows(made.vectors, 0, len(vectors), without)
         translated = self._translate(vectors[without], back=back)
         made.vectors[without] = translated.vectors
         count = len(vectors) - len(without)
@@ -147,12 +155,12 @@ class MigrationContext:
 
     def _translate(self, vectors: StoreVectors, *, back: bool) -> NewRows:
         """Translate vectors by the migration's maps. Without maps, no row has a vector."""
-        if self.maps is None:
+        if (maps := self.maps) is None:
             width = self.dims[0] if back else self.dims[1]
             return NewRows(
                 np.zeros((len(vectors), width), np.float32), 0, 0, np.arange(len(vectors))
             )
-        mapped = (self.maps.backward if back else self.maps.forward).map_rows(vectors)
+        mapped = (maps.backward if back else maps.forward).map_rows(vectors)
         return NewRows(
             mapped.vectors, int(mapped.known.sum()), 0, np.flatnonzero(mapped.undirected)
         )
@@ -255,7 +263,8 @@ class MigrationContext:
 
 def open_migration(services: Services, row: tables.MigrationRow) -> MigrationContext:
     """Open the store and the maps of a migration, without connecting."""
-    maps = load_maps(services, row)
+    fitted: Future[MigrationMaps | None] = Future()
+    fitted.set_result(load_maps(services, row))
     store = services.stores.open(services.stores.location(row.store))
     migration = store.migration(tag_of(row), row.target.dim)
     context = RequestContext(row.project, origin=f"migration {row.id}")
@@ -266,7 +275,7 @@ def open_migration(services: Services, row: tables.MigrationRow) -> MigrationCon
         embedder = Embedder(services, context, row.target, concurrency)
         if runs_here(row.store.encoder):
             old = Embedder(services, context, row.store.encoder, concurrency)
-    return MigrationContext(services, row, store, migration, maps, embedder, old, batch)
+    return MigrationContext(services, row, store, migration, fitted, embedder, old, batch)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from app.encoders import encoding
 from app.encoders.encoding import EncodedTexts
 from app.errors import AnchorageError, NotFound
 from app.moves.lease import Lease
-from app.moves.maps import build_maps
+from app.moves.maps import MigrationMaps, build_maps, load_maps
 from app.search import native_vectors
 from app.stores.port import Store, StoreVectors, TextPage
 from app.translate.maps import FitRequest
@@ -171,8 +171,8 @@ def make_anchors(
     embedder: Embedder,
     may_embed: Callable[[TextPage], bool],
     on_progress: Callable[[int], None],
-) -> None:
-    """Make anchors of rows spread over the store, and from them the maps of the migration.
+) -> str | None:
+    """Make anchors of rows spread over the store, for the maps of the migration; return their name.
 
     Searches, rows without a text, and the way back use them. Too few rows with a text make none,
     nor does a limit of the migration.
@@ -188,12 +188,12 @@ def make_anchors(
         page = store.sample(from_store.USUAL_SIZE)
         texts = store.texts(page.ids)
         if not may_embed(TextPage(page.ids, texts)):
-            return
+            return None
         made = embedder.embed(texts, on_progress=on_progress)
         largest = np.abs(page.vectors).max(axis=1, initial=0.0)
         places = np.flatnonzero(made.has_vector & np.isfinite(largest) & (largest > 0)).tolist()
         if len(places) < FEWEST_PAIRS:
-            return
+            return None
         most = services.limits.input_characters
         pairs = {row.store.encoder.name: page.vectors, row.target.name: made.vectors}
         built = from_store.build_row(
@@ -207,9 +207,15 @@ def make_anchors(
         )
         with services.db.transaction() as session:
             anchor_sets.add_anchor_set(session, context, built)
-    maps = build_maps(
-        services, context, FitRequest(row.store.encoder.name, row.target.name, name, "auto", {})
-    )
+    return name
+
+
+def fit_maps(services: Services, held: Lease, name: str) -> MigrationMaps | None:
+    """Fit the maps of a migration to an anchor set, and store them."""
+    row = held.row
+    context = RequestContext(row.project, origin=f"migration {row.id}")
+    request = FitRequest(row.store.encoder.name, row.target.name, name, "auto", {})
+    maps = build_maps(services, context, request)
     plan = {
         **row.plan,
         "anchor_set": name,
@@ -218,3 +224,4 @@ def make_anchors(
         "translator": maps.served.id,
     }
     held.save(plan=plan, maps=maps.digest, anchor_set_id=maps.source.anchor_set_id)
+    return load_maps(services, held.row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -24,10 +25,9 @@ from app.jobs.progress import Cancelled, LeaseLost, Progress, Requeued, Yielded
 from app.jobs.worker import MAX_ATTEMPTS, JobResult, NoFurtherAttempt, problem_of
 from app.moves import sync, verify
 from app.moves.context import MigrationContext, NewRows, open_migration, without_url
-from app.moves.embedding import USAGE, make_anchors
+from app.moves.embedding import USAGE, fit_maps, make_anchors
 from app.moves.fill import TextSweep, wait_for_encoder
 from app.moves.lease import LEASE_S, Lease, take_lease
-from app.moves.maps import load_maps
 from app.moves.service import wrong_state
 from app.stores.port import Page, TextPage
 from app.types import MigrationState
@@ -159,9 +159,17 @@ class Run:
         self._progress.give_way()
 
     def _embed(self) -> None:
-        """Make the anchors, then sweep by texts. Raises LimitReached where a page is too dear."""
-        if self._move.maps is None and self._position["phase"] == "sweep":
-            self._make_anchors()
+        """Make the anchors, then sweep by texts while the maps are fitted.
+
+        Raises LimitReached where a page is too dear.
+        """
+        with ThreadPoolExecutor(1, "fit") as executor:
+            if self._move.maps is None and self._position["phase"] == "sweep":
+                self._make_anchors(executor)
+            self._sweep_texts()
+            self._move.fitted.result()
+
+    def _sweep_texts(self) -> None:
         sweep = TextSweep(self._move, self._may_embed, self._hear)
         left: Yielded | None = None
         begun = time.monotonic()
@@ -179,7 +187,7 @@ class Run:
         if self._limit is not None:
             raise self._limit
 
-    def _make_anchors(self) -> None:
+    def _make_anchors(self, executor: ThreadPoolExecutor) -> None:
         assert self._move.embedder is not None
         self._report("anchors")
         make = partial(
@@ -191,13 +199,14 @@ class Run:
             self._may_embed,
             lambda done: self._report("anchors"),
         )
-        wait_for_encoder(self._move.row.target, make, self._pause)
+        name = wait_for_encoder(self._move.row.target, make, self._pause)
         self._expected.clear()
         self._save(self._position)
         if self._limit is not None:
             raise self._limit
-        row = self._held.row
-        self._move = replace(self._move, row=row, maps=load_maps(self._services, row))
+        if name is not None:
+            fitted = executor.submit(fit_maps, self._services, self._held, name)
+            self._move = replace(self._move, fitted=fitted)
 
     def _pause(self, seconds: float) -> None:
         self._expected.clear()

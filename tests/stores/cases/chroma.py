@@ -43,9 +43,7 @@ class ChromaFolderCase(StoreCase):
         return str(folder / "chroma")
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
-        location = StoreLocation(
-            "chroma", self.url(folder), folder.name, text_field="chroma:document"
-        )
+        location = StoreLocation(kind="chroma", url=self.url(folder), collection=folder.name)
         with open_client(location.url) as client:
             client.create_collection(
                 location.collection,
