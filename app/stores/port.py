@@ -208,8 +208,6 @@ class Store(ABC):
 
     capabilities: Capabilities
     location: StoreLocation
-    #: where the text of a row is, if the location does not say it
-    default_text_field: str | None = None
 
     @abstractmethod
     def facts(self) -> StoreFacts:
@@ -252,19 +250,13 @@ class Store(ABC):
 
     def text_template(self) -> TextTemplate:
         """Return how the text of a row is made. Raises StoreUnsupported."""
-        template = self.find_template()
-        if template is None:
+        if self.location.text_field is None:
             raise StoreUnsupported(
                 "The store was registered without `text_field`, so there are no texts. Register "
                 "it again with the field that holds the text.",
                 field="text_field",
             )
-        return template
-
-    def find_template(self) -> TextTemplate | None:
-        """Return how the text of a row is made; None where there are no texts."""
-        field = self.location.text_field or self.default_text_field
-        return None if field is None else parse_template(field)
+        return parse_template(self.location.text_field)
 
     @abstractmethod
     def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:

@@ -139,14 +139,15 @@ class SecondCollection(Migration):
 
     def _with_same_text(self, rows: Sequence[StoredRow], place: Any) -> list[StoreId]:
         """Return the rows that have the same text in another place."""
-        if not rows or (template := self._store.find_template()) is None:
+        if not rows or self._store.location.text_field is None:
             return []
+        template = self._store.text_template()
         texts = {row.id: self._store.text_of(row, template) for row in rows}
         there = self._store.rows_of(place, list(texts), vectors=False, content=True)
         return [
             id
             for id, row in there.items()
-            if texts[id] is not None and texts[id] == self._store.text_of(row, template)
+            if (texts[id] or "").strip() and texts[id] == self._store.text_of(row, template)
         ]
 
     def apply(self, changes: Changes, vectors: StoreVectors) -> None:

@@ -27,7 +27,6 @@ from app.stores import queries as store_queries
 from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.port import (
     Capabilities,
-    Page,
     Search,
     Store,
     StoreFacts,
@@ -35,7 +34,7 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.registry import EMBEDDED, require_known_options
+from app.stores.registry import EMBEDDED, TEXT_FIELDS, require_known_options
 from app.stores.schemas import NewStore, StoreOut
 from app.stores.text_templates import parse_template
 
@@ -74,8 +73,7 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
     )
     location = services.stores.location(row)
     try:
-        has_texts = new.text_field is not None
-        found = call_row(services, row, lambda store: _read(store, texts=has_texts))
+        found, text_field = call_row(services, row, _read_new)
         facts = found[0]
         _require_dim(facts.dim, row)
     except StoreChanged as error:  # of the request: the store was never seen before
@@ -87,6 +85,7 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
         ) from None
     finally:
         services.stores.forget(location)
+    row.options = {**row.options, "text_field": text_field}
     if new.vector_field is None:  # so that a second field of vectors changes nothing
         row.options = {**row.options, "vector_field": facts.vector_field}
     made = _describe(services, row, *found)
@@ -119,26 +118,31 @@ async def look_at_store(services: Services, project: str, name: str) -> StoreOut
     return await to_thread.run_sync(_describe, services, row, *found)
 
 
-def _read(store: Store, *, texts: bool = False) -> _StoreContents:
-    """Read a store. Raises StoreUnsupported if `texts` are required, and none is found."""
+def _read(store: Store) -> _StoreContents:
     facts, sample = store.facts(), store.sample(CHECKED_ROWS)
-    if texts and len(sample.ids):
-        _require_texts(store, sample)
     return facts, store.capabilities, sample.vectors, sample.ids
 
 
-def _require_texts(store: Store, sample: Page) -> None:
-    """Raises StoreUnsupported for a field of `text_field` in which no row has text."""
+def _read_new(store: Store) -> tuple[_StoreContents, str | None]:
+    """Read a store, and return its `text_field`: the one that was named, or that it usually has.
+
+    Raises StoreUnsupported for a field of it in which no row has text.
+    """
+    contents = *_, vectors, ids = _read(store)
+    usual = TEXT_FIELDS.get(store.location.kind)
+    if store.location.text_field is None:
+        return contents, usual if usual and any(store.read_field(ids, usual)) else None
     for field in store.text_template().fields:
-        if not any(store.read_field(sample.ids, field)):
-            [hits] = store.search(Search(sample.vectors[:1], 1, payload=True))
+        if len(ids) and not any(store.read_field(ids, field)):
+            [hits] = store.search(Search(vectors[:1], 1, payload=True))
             named = [name for row in hits.payloads or () for name in row]
             raise StoreUnsupported(
-                f"None of {len(sample.ids)} sampled rows has text in `{field}`. A row has the "
-                f"fields {', '.join(named)}. Name the one that holds the text in `text_field`, or "
-                "leave it out.",
+                f"None of {len(ids)} sampled rows has text in `{field}`. A row has the fields "
+                f"{', '.join(named)}. Name the one that holds the text in `text_field`, or leave "
+                "it out.",
                 field="text_field",
             )
+    return contents, store.location.text_field
 
 
 def _describe(

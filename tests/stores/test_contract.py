@@ -94,7 +94,7 @@ def test_texts_of_a_field_and_of_a_template(
             store.texts(case.ids(3))
         return
     assert list(store.texts(case.ids(3, 49, 5))) == ["item 3 é", "item 49 é", "item 5 é"]
-    template = f"passage: {{{store.location.text_field or 'text'}:4}}."
+    template = f"passage: {{{'text' if case.kind == 'chroma' else store.location.text_field}:4}}."
     monkeypatch.setattr(store, "location", replace(store.location, text_field=template))
     assert list(store.texts(case.ids(3, 49))) == ["passage: item."] * 2
 

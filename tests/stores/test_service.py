@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -17,23 +18,24 @@ from app.errors import StoreUnsupported
 from app.stores import service as stores
 from app.stores.handles import StoreAddress
 from app.stores.port import StoreLocation
-from app.stores.schemas import NewStore
+from app.stores.schemas import NewStore, StoreOut
 from tests.helpers import CONTEXT, PROJECT, create_encoder
 from tests.maths.anchors.test_space_match import encode, items
 from tests.stores.cases.base import StoreCase
+from tests.stores.cases.chroma import ChromaFolderCase, open_client
 from tests.stores.cases.lancedb import LancedbCase, open_table
 from tests.stores.cases.qdrant import LocalQdrantCase
 from tests.stores.moving import OLD_DIM, rows
 
 ROWS = 50
-Connect = Callable[..., object]
+Connect = Callable[..., StoreOut]
 
 
 @pytest.fixture
 def connect(services: Services) -> Connect:
     create_encoder(services, "old", OLD_DIM)
 
-    def connect(location: StoreLocation, **changes: object) -> object:
+    def connect(location: StoreLocation, **changes: object) -> StoreOut:
         listed = {"main": StoreAddress(location.url, frozenset({PROJECT}))}
         new = {
             "name": "docs",
@@ -71,6 +73,18 @@ def test_what_a_collection_does_not_have(connect: Connect, tmp_path: Path, case:
             connect(location, text_field=field)
         assert caught.value.field == "text_field"
     connect(location, text_field="text")
+
+
+def test_the_texts_of_a_chroma_collection_are_its_documents(
+    connect: Connect, tmp_path: Path
+) -> None:
+    location = ChromaFolderCase().fill(tmp_path, rows(ChromaFolderCase(), ROWS))
+    assert connect(location).text_field == "chroma:document"
+    assert connect(location, name="named", text_field="text").text_field == "text"
+    with open_client(location.url) as client:
+        collection = client.create_collection("bare", embedding_function=None)
+        collection.add(["a"], embeddings=np.ones((1, OLD_DIM)))
+    assert connect(location, name="bare", collection="bare").text_field is None
 
 
 def test_encoders_of_other_sets_are_compared_too(services) -> None:

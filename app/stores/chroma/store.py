@@ -72,7 +72,6 @@ class ChromaStore(PairedStore):
     """
 
     capabilities = Capabilities(filters=True, exact_search=False)
-    default_text_field = DOCUMENT
 
     def __init__(self, location: StoreLocation) -> None:
         super().__init__(location, SharedClient(partial(connect, location.url)))

@@ -43,7 +43,9 @@ class ChromaFolderCase(StoreCase):
         return str(folder / "chroma")
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
-        location = StoreLocation(kind="chroma", url=self.url(folder), collection=folder.name)
+        location = StoreLocation(
+            "chroma", self.url(folder), folder.name, text_field="chroma:document"
+        )
         with open_client(location.url) as client:
             client.create_collection(
                 location.collection,
