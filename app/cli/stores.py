@@ -71,6 +71,22 @@ def list_connected(as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     print_rows(STORE_COLUMNS, rows, as_json=as_json)
 
 
+@cli.command("name")
+def name_store(
+    store: Name,
+    name: Annotated[str, typer.Argument(help="The model's name that applications will use.")],
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Give a store a model's name, which follows it through a cutover and a rollback."""
+    with connect(url) as client:
+        made = client.aliases.create(name, store=store)
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(f"/v1/embeddings with the model {name!r} makes the vectors of {store}.")
+
+
 @cli.command("disconnect")
 def disconnect(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Forget a store. Nothing changes in the store itself."""

@@ -6,6 +6,7 @@ processes.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -161,6 +162,8 @@ class NameKey(NamedTuple):
 class NameCache:
     """The memory of this process. Values are small: rows and ids, not tensors.
 
+    A value that has an attribute `until` is used up to that moment at most.
+
     away   returns whether the database does not answer now
     """
 
@@ -203,7 +206,9 @@ class NameCache:
 
     def _recall(self, name: NameKey, seconds: float) -> Any | None:
         value, since = self._known.get(name, (None, 0.0))
-        return value if time.monotonic() - since < seconds else None
+        now = time.monotonic()
+        is_current = now - since < seconds and now < getattr(value, "until", math.inf)
+        return value if is_current else None
 
     def _remember(self, name: NameKey, changes: int, look_up: Callable[[], Value]) -> Value:
         since = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -14,13 +15,12 @@ import torch
 from app.access.audit import record_audit
 from app.context import RequestContext, Services
 from app.db import resources, tables
-from app.db.cache import MEMORY_S, NameKey
+from app.db.cache import NameKey
 from app.encoders import encoding, incoming
 from app.encoders.encoding import EncodedVectors
 from app.encoders.models.base import Input
 from app.errors import (
     Conflict,
-    DatabaseUnavailable,
     EncoderUnavailable,
     InputTooLong,
     InvalidOption,
@@ -50,6 +50,10 @@ from app.translate.service import Translation, prepare_map
 from app.translate.warnings import AnswerWarning, warnings_about_change
 from app.types import InputRole
 
+#: how long a model is remembered whose store may be switched: vectors of the other one are made
+#: for at most this time
+FOLLOWED_S = 0.25
+
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _MODEL_ID = re.compile(rf"({_NAME})(?:->({_NAME})@({_NAME}))?")
 
@@ -60,14 +64,14 @@ class Model:
 
     pair        the spaces of the translation
     created_at  of the alias, the target or the encoder
-    until       when it may be another one, by the clock `monotonic`: its store has a migration
+    until       when it must be looked up again, because its store has a migration
     """
 
     encoder: tables.EncoderRow
     created_at: datetime
     translation: Translation | None = None
     pair: SpacePair | None = None
-    until: float | None = None
+    until: float = math.inf
 
     @property
     def id(self) -> str:
@@ -85,28 +89,22 @@ def find_model(services: Services, project: str, name: str) -> Model:
     """Return the model of a request, from memory where possible.
 
     Raises NotFound, EncoderNeedsVectors, AnchorsNotEmbedded; for the alias of a store also
-    EncoderUnavailable, the store's errors during a step, and DatabaseUnavailable.
+    EncoderUnavailable, and the store's errors during a step.
     """
 
     def look_up() -> Model:
-        alias = moving = None
+        alias, moving, since = None, None, time.monotonic()
         if re.fullmatch(_NAME, name):
             with services.db.transaction() as session:
                 alias, moving = queries.alias(session, project, name)
         if alias is None:
             return _read_id(services, project, name)
         model = alias.model or _model_of_store(services, alias, moving)
-        until = None if moving is None else time.monotonic() + MEMORY_S
+        until = math.inf if moving is None else since + FOLLOWED_S
         found = _read_id(services, project, model)
         return replace(found, created_at=alias.created_at, until=until)
 
-    found = services.names.find_or(NameKey(project, "model", (name,)), look_up)
-    if found.until is not None and time.monotonic() > found.until:
-        raise DatabaseUnavailable(
-            f"The database does not answer. The store of {name!r} has a migration, so its clients "
-            "may need another encoder by now. Try again."
-        )
-    return found
+    return services.names.find_or(NameKey(project, "model", (name,)), look_up)
 
 
 def _model_of_store(
@@ -174,10 +172,7 @@ def embed(
     while True:
         model = find_model(services, context.project, request.model)
         found = _embed_by(services, context, request, inputs, model)
-        if (
-            model.until is None
-            or model.id == find_model(services, context.project, request.model).id
-        ):
+        if model.id == find_model(services, context.project, request.model).id:
             return *found, model.id
 
 

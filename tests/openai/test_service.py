@@ -280,23 +280,27 @@ def test_vectors_that_were_begun_before_a_switch_are_made_again(named, monkeypat
 
 
 def test_without_the_database_only_a_store_at_rest_is_remembered(named, monkeypatch):
+    def fail():
+        raise DatabaseUnavailable("away")
+
     add_store(named, "m")
     put(named, "x", store="docs")
     now = [0.0]
     for clock in ("app.db.cache.time.monotonic", "app.openai.service.time.monotonic"):
         monkeypatch.setattr(clock, lambda: now[0])
-    for migrates in (False, True):
-        if migrates:
-            move(named, "free", "filled")
-        assert service.find_model(named, PROJECT, "x").id == "m"
-        monkeypatch.setattr(named.names, "_away", lambda: True)
+    assert service.find_model(named, PROJECT, "x").id == "m"
+    with monkeypatch.context() as away:
+        away.setattr(named.db, "transaction", fail)
         now[0] += 10
-        if migrates:
-            with pytest.raises(DatabaseUnavailable, match="The store of 'x' has a migration"):
-                service.find_model(named, PROJECT, "x")
-        else:
-            assert service.find_model(named, PROJECT, "x").id == "m"
-        monkeypatch.setattr(named.names, "_away", lambda: False)
+        assert service.find_model(named, PROJECT, "x").id == "m"
+    move(named, "free", "filled")
+    assert service.find_model(named, PROJECT, "x").id == "m"
+    monkeypatch.setattr(named.db, "transaction", fail)
+    now[0] += 0.2
+    assert service.find_model(named, PROJECT, "x").id == "m"
+    now[0] += 0.1
+    with pytest.raises(DatabaseUnavailable):
+        service.find_model(named, PROJECT, "x")
 
 
 def test_an_alias_of_a_store_is_refused_where_it_cannot_follow_and_keeps_the_store(named):

@@ -36,7 +36,7 @@ LANE_THREADS = 2
 #: lanes of a GPU: one copies and hands out while the other computes
 GPU_LANES = 2
 #: requests at once to one endpoint
-ENDPOINT_LANES = 4
+ENDPOINT_LANES = 16
 
 #: tokens of one batch with padding. On a CPU a larger batch is hardly faster, and delays others.
 CPU_BATCH_TOKENS = 512
