@@ -58,7 +58,7 @@ FLOORS: list[tuple[str, dict[str, tuple[int, str]]]] = [
 ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.items()}
 #: rooms that are above their budgets, with the most lines that they may have until they are smaller
 OVER = {
-    "app/encoders": 3_143,
+    "app/encoders": 3_141,
     "app": 1_710,
     "app/moves": 3_490,
     "app/cli": 1_709,

@@ -45,6 +45,9 @@ PIECE_INPUTS = {Modality.text: 2_048, Modality.image: 32}
 #: how often a job that waits for a piece checks whether it is cancelled
 ENCODING_CHECK_S = 0.5
 
+#: a call of so many texts fails when the endpoint refuses them all: the fault is not theirs
+REFUSED_TEXTS = 16
+
 #: a commit of a hub; the digest of a folder is longer
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -158,7 +161,8 @@ def encode_many(
 
     A batch that the endpoint refuses is halved until its bad texts are found. After a failure
     nothing more is sent, and what was sent is awaited. Raises the errors of `encode` that are not
-    about a text: EncoderFailed after the endpoint's retries, with `retry_after_s`.
+    about a text: EncoderFailed after the endpoint's retries, with `retry_after_s`. InvalidInput
+    says that none of many texts was accepted.
     """
     model = load_model(services, encoder)
     if not isinstance(model, RemoteEncoder):
@@ -194,8 +198,8 @@ def encode_many(
                     waiting += [batch[:middle], batch[middle:]]
                     continue
                 refused += 1
-                if refused == len(texts) > model.batch:
-                    failure = EncoderFailed(error.detail)  # of all texts: they are not the fault
+                if refused == len(texts) >= REFUSED_TEXTS:
+                    failure = error
             except AnchorageError as error:
                 failure = failure or error
                 continue

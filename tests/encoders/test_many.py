@@ -12,7 +12,7 @@ from app.context import RequestContext
 from app.db import resources, tables
 from app.encoders import encoding as encoding_service
 from app.encoders.encoding import EncodedTexts, count_tokens, encode_many
-from app.errors import EncoderChanged, EncoderFailed
+from app.errors import EncoderChanged, EncoderFailed, InvalidInput
 from tests.encoders.models.remote.endpoints import expected_vectors
 from tests.waiting import slack, until
 
@@ -94,10 +94,11 @@ def test_bad_texts_are_found_and_no_other_text_is_embedded_twice(remote, endpoin
     assert list(many(remote, []).places) == []
 
 
-def test_an_endpoint_that_refuses_every_text_has_failed(remote, endpoint):
+def test_an_endpoint_that_refuses_every_one_of_many_texts_ends_the_call(remote, endpoint):
     endpoint.bad = set(TEXTS)
-    with pytest.raises(EncoderFailed, match="rejects these inputs"):
+    with pytest.raises(InvalidInput, match="rejects these inputs"):
         many(remote, TEXTS)
+    assert list(many(remote, TEXTS[:9]).places) == []
 
 
 def test_a_pause_that_the_endpoint_asks_for_holds_up_one_request(remote, endpoint):

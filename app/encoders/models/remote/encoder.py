@@ -5,12 +5,10 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any
 
 import numpy as np
 import orjson
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from app.encoders.models.base import (
@@ -154,7 +152,15 @@ def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None, int | None
         rows = {each["index"]: each["embedding"] for each in answer["data"]}
         if len(answer["data"]) != count or {type(index) for index in rows} != {int}:
             raise ValueError(count)
-        matrix = _read_matrix([rows[place] for place in range(count)])
+        ordered = [rows[place] for place in range(count)]
+        if isinstance(ordered[0], str):
+            ordered = [np.frombuffer(b64decode(row, validate=True), "<f4") for row in ordered]
+        matrix = np.array(ordered)
+        if matrix.dtype.kind not in "fiu" or matrix.ndim != 2:
+            raise ValueError(matrix.dtype)
+        largest = abs(matrix).max() if 1 <= matrix.shape[1] <= ENDPOINT_MAX_DIM else np.nan
+        if not largest <= ENDPOINT_MAX_NUMBER:  # also for NaN
+            raise ValueError(largest)
     except (KeyError, TypeError, ValueError):
         raise EncoderFailed(
             f"The endpoint's answer is no list of {count} embeddings in OpenAI's format, of finite "
@@ -165,17 +171,5 @@ def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None, int | None
     is_usable = isinstance(name, str) and 0 < len(name) <= MAX_LABEL and name.isprintable()
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     is_count = type(tokens) is int and tokens >= 0
-    return torch.from_numpy(matrix), name if is_usable else None, tokens if is_count else None
-
-
-def _read_matrix(rows: Sequence[Any]) -> NDArray[np.float32]:
-    """Raises TypeError and ValueError for what is no matrix of finite numbers."""
-    if isinstance(rows[0], str):
-        matrix = np.stack([np.frombuffer(b64decode(row, validate=True), "<f4") for row in rows])
-    else:
-        matrix = np.array(rows)
-    if matrix.dtype.kind not in "fiu" or matrix.ndim != 2:
-        raise ValueError(matrix.dtype)
-    if not 1 <= matrix.shape[1] <= ENDPOINT_MAX_DIM or not abs(matrix).max() <= ENDPOINT_MAX_NUMBER:
-        raise ValueError(matrix.shape)  # also for NaN
-    return matrix.astype(np.float32)
+    vectors = torch.from_numpy(matrix.astype(np.float32))
+    return vectors, name if is_usable else None, tokens if is_count else None
