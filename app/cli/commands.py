@@ -7,17 +7,7 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.cli import (
-    database,
-    demo,
-    doctor,
-    encoders,
-    keys,
-    migrate,
-    serve,
-    stores,
-    translate,
-)
+from app.cli import database, demo, doctor, encoders, keys, migrate, serve, stores, translate
 
 cli = typer.Typer(no_args_is_help=True)
 cli.command()(serve.serve)

@@ -120,9 +120,8 @@ def migrate(
         elif target is None:
             raise typer.BadParameter(f"{store} has no migration. Pass --target to begin one.")
         else:
-            migration = client.migrations.create(
-                store=store, force_space=force_space, **choices, **limits
-            )
+            choices |= {"store": store, "force_space": force_space}
+            migration = client.migrations.create(**choices, **limits)
             undo.callback(migration.abandon)
         if only_plan and as_json:
             print_json({"migration": migration.id, **migration.plan})
@@ -303,7 +302,7 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
     for step in ("cutover", "rollback"):
         if step in found["found"] and found["state"] in ("cut-over", "rolled-back"):
             typer.echo(f"{step}: clients waited {found['found'][step]['pause_s']:.3f} s.")
-    if error is not None:
+    if error is not None and found["ended_at"] is None:
         typer.secho(f"ERROR ({error['code']}): {error['detail']}", fg="red", err=True)
         if error["code"] == "limit-reached":
             most = max(found["plan"]["limits"]["max_price"], facts["spent"])
@@ -311,14 +310,16 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
     if calls := found["next"]:
         if found["state"] != "cut-over":
             calls = sorted(calls, key=lambda call: call not in ("cutover", "finish"))
-        typer.echo(f"Next: {', '.join(f'anchorage migrate {call} {store}' for call in calls)}")
+        others = f" (or {', '.join(calls[1:])})" if calls[1:] else ""
+        typer.echo(f"Next: anchorage migrate {calls[0]} {store}{others}")
 
 
 def _print_plan(plan: Mapping[str, Any]) -> None:
     """Print what the move costs, what translations are worth, and the notes."""
     from anchorage_client.progress import duration
 
-    print_space(plan["space"], plan["source"])
+    if plan["space"]["verdict"] != "unknown":  # a note says it
+        print_space(plan["space"], plan["source"])
     cost, facts = plan["cost"], [("vectors", f"of {plan['dim']:,} numbers")]
     if plan["fill"] == "embed":
         counted = "its tokenizer" if cost["tokens_by"] == "tokenizer" else "a quarter of characters"
@@ -333,14 +334,12 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         ("time", "unknown" if seconds is None else f"about {duration(seconds)}, and the index"),
         ("disk", "unknown" if disk is None else f"about {disk / 2**20:,.0f} MiB more"),
     ]
-    print_rows(
-        ("rows", f"{plan['rows']:,}, to {plan['fill']} by {plan['target']}"), facts, as_json=False
-    )
+    header = ("rows", f"{plan['rows']:,}, to {plan['fill']} by {plan['target']}")
+    print_rows(header, facts, as_json=False)
     if (estimate := plan.get("estimate")) is not None:
-        typer.echo(
-            f"Estimate: {estimate['recall']:.0%} (between {estimate['low']:.0%} and "
-            f"{estimate['high']:.0%}) of the target's own top {estimate['neighbours']} among "
-            f"{estimate['index']:,} rows."
+        line = (
+            "Estimate: {recall:.0%} ({low:.0%} to {high:.0%}) of the target's own top {neighbours}"
         )
+        typer.echo(f"{line} among {{index:,}} rows.".format(**estimate))
     for note in plan["notes"]:
         typer.echo(f"Note ({note['code']}): {note['detail']}")

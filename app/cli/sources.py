@@ -87,12 +87,12 @@ class Source:
         """
         from anchorage_client import AnchorageError
 
-        if self.store in _names(client.stores):  # it must be the same place
+        if self.store in {row["name"] for row in client.stores.list()}:  # it must be the same place
             client.stores.get_or_create(self.store, **self.place)
             return
         old = f"{self.store}-old"
-        if old not in _names(client.encoders):  # only the store says its dimension
-            client.encoders.create(old, dim=self._dim())
+        if old not in {row["name"] for row in client.encoders.list()}:
+            client.encoders.create(old, dim=self._dim())  # which only the store says
             undo.callback(client.encoders.delete, old)
         try:
             client.stores.create(self.store, encoder=old, **self.place)
@@ -122,10 +122,12 @@ class Source:
 
 def find_target(client: Client, target: str, undo: ExitStack) -> str:
     """Return the name of the target; a model that sentence-transformers loads becomes one."""
-    known, name = _names(client.encoders), _name(target.rstrip("/").rpartition("/")[2])
+    known = {row["name"] for row in client.encoders.list()}
+    name = _name(target.rstrip("/").rpartition("/")[2])
     if target in known:
         return target
-    typer.echo(f"No encoder has the name {target}: the service loads this model.", err=True)
+    among = f"of {', '.join(sorted(known))}" if known else "yet"
+    typer.echo(f"{target} is no encoder {among}: the service loads this model.", err=True)
     client.encoders.get_or_create(name, kind="sentence-transformers", model=target)
     if name not in known:
         undo.callback(client.encoders.delete, name)
@@ -152,7 +154,3 @@ def without_password(address: str) -> str:
 def _name(text: str) -> str:
     """Return a name that the service takes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") or "store"
-
-
-def _names(resource: Any) -> set[str]:
-    return {row["name"] for row in resource.list()}

@@ -312,4 +312,6 @@ class Run:
             rate = (rows - self._rows_before) / seconds if seconds > 0 else 0.0
             self._facts["rows_per_second"] = round(rate, 1)
             self._facts["eta_s"] = round(max(0, total - rows) / rate, 1) if rate > 0 else None
+        else:
+            self._facts |= {"rows_per_second": None, "eta_s": None}
         self._progress(rows, max(rows, total, 1), self._facts)

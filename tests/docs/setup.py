@@ -110,30 +110,31 @@ def shop(client: Client, folder: Path) -> None:
     client.stores.create("docs", address="shop", encoder="old", **about)
 
 
-def collection(folder: Path, name: str, rows: np.ndarray) -> None:
-    """A collection of Chroma."""
+def collection(
+    folder: Path, name: str, rows: np.ndarray, texts: Sequence[str] | None = None
+) -> None:
+    """A collection of Chroma; texts are in the field `body`."""
     settings = chromadb.Settings(anonymized_telemetry=False)
     with closing(chromadb.PersistentClient(str(folder), settings)) as chroma:
         made = chroma.create_collection(name, embedding_function=None)
-        made.add(ids=[str(id_) for id_ in range(len(rows))], embeddings=rows)
+        fields = None if texts is None else [{"body": text} for text in texts]
+        made.add(ids=[str(id_) for id_ in range(len(rows))], embeddings=rows, metadatas=fields)
 
 
 def movable(client: Client, folder: Path) -> None:
     """The same in a store that has a cutover."""
     bridge(client)
     pack = load_pack()
-    collection(folder / "shop", "questions", pack.old[pack.index][:200].numpy())
-    client.stores.create(
-        "docs", kind="chroma", collection="questions", address="shop", encoder="old"
-    )
+    rows, texts = pack.old[pack.index][:200].numpy(), pack.sentences[pack.index][:200]
+    collection(folder / "shop", "questions", rows, texts)
+    place = {"kind": "chroma", "collection": "questions", "address": "shop", "text_field": "body"}
+    client.stores.create("docs", encoder="old", **place)
 
 
 def moved(client: Client, folder: Path) -> None:
     """The store `docs`, migrated and cut over."""
     movable(client, folder)
-    plan = {"store": "docs", "target": "new", "anchor_set": "bridge", "method": "graded"}
-    migration = client.migrations.create(**plan)
-    migration.run()
+    migration = client.migrate("docs", target="new").wait()
     migration.verify()
     migration.cutover()
 

@@ -17,7 +17,7 @@ def describe(made: Mapping[str, Any]) -> str:
     speed, spent = made.get("rows_per_second"), made.get("spent")
     parts = [
         str(made.get("phase") or ""),
-        "" if speed is None else f"{speed:,.0f} rows/s",
+        f"{speed:,.0f} rows/s" if speed else "",
         "" if spent is None else f"{spent:,.2f} spent",
     ]
     return ", ".join(filter(None, parts))
