@@ -10,10 +10,12 @@ The texts are neighbouring sentences of real corpora, about 300 characters each 
 benchmarks/migrate/corpus.py). The old vectors are static word vectors of 256 dimensions. A real
 `anchorage serve` migrates by `POST /migrations` with `fill: embed`. Its rows/s count from `run`
 until every row has its new vector, anchors included and indexes not; after verify and cutover each
-row is read by the store's own client and compared with the model's own vector (`wrong`).
+row is read by the store's own client and compared with the model's own vector (`wrong`). `load` is
+the machine's mean load of the last five minutes at the end of a row: above its cores, others worked
+beside it, and rates say little.
 
 stores  all-MiniLM-L6-v2 in the service, beside `SentenceTransformer.encode` of the same texts,
-        sorted by length, in the best of five sizes of batches, and then the store's own bulk
+        sorted by length, in the best of four sizes of batches, and then the store's own bulk
         insert. The bare loop runs before and after each store; its mean counts.
 remote  an endpoint in a process of its own that answers prepared vectors after 200 ms, beside an
         asynchronous loop with as many requests at once of the same batch, and COPY.
@@ -48,6 +50,7 @@ import numpy as np
 import orjson
 from rich.console import Console
 
+from app.moves.steps import WINDOW_S
 from app.stores.port import StoreLocation
 from benchmarks.common import RESULTS, Missing, Table, parser, read, show, write
 from benchmarks.faults.resources import resident
@@ -64,7 +67,7 @@ CHARACTERS, OLD_DIM, THREADS = 300, 256, 2
 #: how often the benchmark asks how far a migration is
 POLL_S = 0.2
 #: sizes of batches among which the bare loop takes the best, and texts that choose it
-BATCHES, TRIAL = (8, 16, 32, 64, 128), 512
+BATCHES, TRIAL = (8, 16, 32, 64), 256
 LATENCY_S, CONCURRENCY, REMOTE_BATCH = 0.2, 4, 64
 SCALE_CONCURRENCY, SCALE_BATCH = 64, 128
 STATIC_ROWS = 20_000
@@ -75,12 +78,30 @@ CLOSE = 1e-5
 MINILM = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
 Row = list[str]
 COLUMNS: dict[str, Row] = {
-    "stores": ["what", "rows", "bare loop, rows/s", "migration, rows/s", "ratio", "asked", "wrong"],
+    "stores": [
+        "what",
+        "rows",
+        "bare loop, rows/s",
+        "migration, rows/s",
+        "ratio",
+        "asked",
+        "wrong",
+        "load",
+    ],
     "scale": [
         *("rows", "sweep, texts/s", "asked", "with anchors, texts/s"),
-        *("MiB at 20 %", "60 %", "100 %", "sent, a row", "wrong"),
+        *("MiB at 20 %", "60 %", "100 %", "sent, a row", "wrong", "load"),
     ],
-    "peers": ["product", "rows", "rows/s", "longest wait, s", "rows then", "texts sent", "wrong"],
+    "peers": [
+        "product",
+        "rows",
+        "rows/s",
+        "longest wait, s",
+        "rows then",
+        "texts sent",
+        "wrong",
+        "load",
+    ],
 }
 
 
@@ -207,6 +228,8 @@ def move(
         before_cutover()
         service.wait(call("POST", f"/migrations/{migration}/verify")["id"])
         service.step(migration, "cutover")
+        time.sleep(WINDOW_S)  # rows written around the switch are embedded after it
+        service.wait(call("POST", f"/migrations/{migration}/sync")["id"])
     return seconds
 
 
@@ -236,7 +259,7 @@ def fill(
 def loaded(client: StoreClient, texts: Sequence[str]) -> Iterator[tuple[Path, StoreLocation]]:
     """A folder, and a store below it that has the texts and old vectors.
 
-    Many rows have vectors at random: their embedding would take longer than all else.
+    Many rows have vectors at random, and no index: both would take longer than all else.
     """
     if len(texts) <= STATIC_ROWS:
         old = embedded("static", texts)
@@ -244,7 +267,8 @@ def loaded(client: StoreClient, texts: Sequence[str]) -> Iterator[tuple[Path, St
         old = np.random.default_rng(3).standard_normal((len(texts), OLD_DIM)).astype(np.float32)
     with empty(client) as (folder, url):
         location = client.fill(url, rows_of(texts, old))
-        client.index(location)
+        if len(texts) <= STATIC_ROWS:
+            client.index(location)
         yield folder, location
 
 
@@ -357,7 +381,7 @@ class Writer(threading.Thread):
 
 def peers(options: Any) -> Iterator[tuple[str, Row]]:
     """The same table beside the same client, by this service and by vecshift."""
-    texts, client = passages(options.peer_rows), PgvectorClient()
+    texts, client, vectors = passages(options.peer_rows), PgvectorClient(), prepared()
     products = {"Anchorage": by_service}
     if options.vecshift is not None:
         products["vecshift 0.4.0"] = partial(by_vecshift, options.vecshift)
@@ -367,7 +391,7 @@ def peers(options: Any) -> Iterator[tuple[str, Row]]:
             writer.start()
             seconds = by(folder, location, remote_url, writer)
             writer.end()
-            expected = {row: prepared()[place_of(text)] for row, text in writer.texts.items()}
+            expected = {row: vectors[place_of(text)] for row, text in writer.texts.items()}
             wrong = wrong_rows(client, location, expected)
             sent = texts_sent(remote_url)
         rate, wait = f"{len(texts) / seconds:,.0f}", f"{max(writer.waits):.2f}"
@@ -409,7 +433,8 @@ def main() -> None:
     options = command.parse_args()
     try:
         for part in options.part or PARTS:
-            for name, row in globals()[part](options):
+            for name, cells in globals()[part](options):
+                row = [*cells, f"{os.getloadavg()[1]:.0f}"]
                 known = read(options.json).get("tables", {}).get(name, [])
                 write(options.json, {name: merged(known, COLUMNS[name], row)})
     except Missing as error:
