@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,10 @@ from benchmarks.name import STEPS, switches, world
 
 
 @pytest.mark.long
-def test_a_name_follows_its_store_in_every_process_also_after_a_kill() -> None:
+def test_a_name_follows_its_store_in_every_process_also_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # a library warns without it
     try:
         with world(latency_s=0.02) as made:
             seen = switches(made)
