@@ -194,6 +194,8 @@ def embedding_cost(
     tokens = round(with_text * counted / len(texts))
     price = limits["price_per_million_tokens"]
     encodes = encode_speed(services, context, target, texts)
+    if encodes is not None and target.kind == EncoderKind.openai:
+        encodes *= limits["concurrency"]  # the speed is that of one request
     most_speeds = [encodes, (limits["texts_per_minute"] or np.inf) / 60, limits["rows_per_second"]]
     speeds = [speed for speed in most_speeds if speed is not None]
     return {
