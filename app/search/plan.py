@@ -61,6 +61,7 @@ class SearchPlan:
     bridging    the map of the queries; None where none is translated
     native      candidates of each query that the target encoder embeds
     has_new     whether rows may have a new vector already
+    embedded    whether these are of the rows' texts
     cut_over    whether a migration of the store may finish, and delete its old vectors
     truncated   rows of the inputs that an encoder read only in part
     """
@@ -79,6 +80,7 @@ class SearchPlan:
     bridging: ServedMap | None = None
     native: int = 0
     has_new: bool = False
+    embedded: bool = False
 
     @property
     def scores(self) -> bool:
@@ -163,6 +165,7 @@ def plan_search(
         and has_cutover(row.kind)
         and moving is not None
         and moving.state != MigrationState.planned,
+        embedded=moving is not None and moving.plan.get("fill") == "embed",
     )
 
 

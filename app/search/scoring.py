@@ -43,6 +43,9 @@ from app.translate.maps import ServedMap
 from app.translate.warnings import AnswerWarning, warnings_about_change
 from app.types import EncoderKind, Modality
 
+#: a weight of the new scores, and who chose it
+Weighting = tuple[float | None, WeightSource | None]
+
 #: of the stored vectors and of the queries
 EncoderPair = tuple[tables.EncoderRow, tables.EncoderRow]
 
@@ -80,6 +83,8 @@ class Scoring:
     weight       of the new scores in a fusion; None: chosen here
     limit        most results of a query; None: all
     native       how candidates are scored by vectors of their texts; None: none is
+    embedded     whether the vectors that a store has of the target are of the rows' texts; else
+                 they are translations
     """
 
     encoders: EncoderPair
@@ -89,6 +94,7 @@ class Scoring:
     weight: float | None
     limit: int | None
     native: NativeScoring | None
+    embedded: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,16 +258,16 @@ async def score_candidates(
 
     stored  (n, d_source) from `join_candidates`
     counts  of the candidates of each query
-    known   places among the candidates, and their vectors by the target encoder, which replace
-            the translations
+    known   places among the candidates, and the vectors that the store has of the target: native
+            ones, else they replace the translations
     """
-    scores, old, translated, (weight, chosen_by) = await to_thread.run_sync(
+    scores, old, own, translated, (weight, chosen_by) = await to_thread.run_sync(
         _score, services, context.project, scoring, stored, counts, known
     )
     warnings = [*warnings_about_change(*scoring.encoders)]
     warnings += [] if scoring.served is None else scoring.served.warnings
     parts = torch.split(scores, list(counts))
-    if scoring.native is None:
+    if scoring.native is None and bool(own.isnan().all()):
         orders = maths.rank(scores, counts, scoring.limit)
         results = [
             ScoredQuery(order, part[order]) for order, part in zip(orders, parts, strict=True)
@@ -271,12 +277,18 @@ async def score_candidates(
         native_weighting = _native_weight(scoring)
         olds = None if old is None else torch.split(old, list(counts))
         ordered, made = await _order_natively(
-            services, context, scoring, scoring.native, parts, olds, native_weighting[0]
+            services,
+            context,
+            scoring,
+            parts,
+            olds,
+            torch.split(own, list(counts)),
+            native_weighting[0],
         )
         if old is not None and any(bool(is_native.any()) for *_, is_native in ordered):
             weight, chosen_by = native_weighting
         results = [ScoredQuery(*(part[: scoring.limit] for part in each)) for each in ordered]
-        native = made.counts
+        native = None if scoring.native is None else made.counts
         if made.shortfall is not None:
             warnings.append(made.shortfall)
     return Scored(results, scoring.served, weight, chosen_by, translated, native, warnings)
@@ -289,65 +301,80 @@ def _score(
     stored: Tensor,
     counts: Sequence[int],
     known: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor | None, TranslatedRows, tuple[float | None, WeightSource | None]]:
-    """Return the scores (n,), the old encoder's (n,), the translations, and the weight."""
+) -> tuple[Tensor, Tensor | None, Tensor, TranslatedRows, Weighting]:
+    """Return the scores (n,), the old encoder's (n,), those of native vectors that the store has
+    (n,), NaN where it has none, the translations, and the weight.
+    """
     served, count = scoring.served, len(stored)
     translated = TranslatedRows(torch.empty(count, 0), *no_flags(count))
     weighting = _weight(services, scoring)
     scores = torch.zeros(0, dtype=torch.float64)
     old = None if scoring.old_queries is None else scores
+    own = torch.full((count,), torch.nan, dtype=torch.float64)
     if not count:
-        return scores, old, translated, weighting
+        return scores, old, own, translated, weighting
     if scoring.old_queries is not None:
         readable = stored.float() if stored.dtype is torch.float16 else stored
         scores = old = maths.cosines(scoring.old_queries, readable, counts)
+    if known is not None and scoring.embedded:
+        places, vectors = known
+        of_each = torch.bincount(maths.owners_of(counts)[places], minlength=len(counts)).tolist()
+        own[places] = maths.cosines(scoring.queries, vectors.float(), of_each)
     if served is not None:
         translated = served.start(services, project, stored).result()
-        if known is not None:
+        if known is not None and not scoring.embedded:
             places, vectors = known
             translated.vectors[places] = vectors.float()
         scores = maths.cosines(scoring.queries, translated.vectors, counts)
         if old is not None and weighting[0] is not None:
             [scores] = maths.fuse(scores, old, maths.owners_of(counts), [weighting[0]])
-    return scores, old, translated, weighting
+    return scores, old, own, translated, weighting
 
 
 async def _order_natively(
     services: Services,
     context: RequestContext,
     scoring: Scoring,
-    request: NativeScoring,
     base: Sequence[Tensor],
     old: Sequence[Tensor] | None,
+    own: Sequence[Tensor],
     weight: float,
 ) -> tuple[list[tuple[Tensor, Tensor, Tensor]], NativeVectors]:
-    """Embed the texts of the first candidates, and order all.
+    """Embed the texts of the first candidates without a native score, and order all.
 
     base  for each query, (m,) the best scores known before
     old   for each query, (m,) the old encoder's scores, which count too; None: they do not
+    own   for each query, (m,) native scores by vectors of the store, NaN where there is none
 
     Return for each query (m,) positions, best first, their scores, and whether these are native.
     """
-    firsts = [scores.sort(descending=True, stable=True).indices[: request.count] for scores in base]
-    wanted, start = [], 0
-    for scores, first in zip(base, firsts, strict=True):
-        wanted += (first + start).tolist()
+    request = scoring.native
+    count = 0 if request is None else request.count
+    firsts, wanted, start = [], [], 0
+    for scores, native in zip(base, own, strict=True):
+        first = scores.sort(descending=True, stable=True).indices
+        firsts.append(first[native[first].isnan()][:count])
+        wanted += (firsts[-1] + start).tolist()
         start += len(scores)
-    made = await _read_and_embed(services, context, scoring.encoders[1], request, wanted)
-    ordered = []
-    done = 0
-    for query, first in enumerate(firsts):
+    made = NativeVectors([], _none(0))
+    if request is not None:
+        made = await _read_and_embed(services, context, scoring.encoders[1], request, wanted)
+    ordered, done = [], 0
+    for query, (first, known) in enumerate(zip(firsts, own, strict=True)):
         vectors = made.vectors[done : done + len(first)]
         done += len(first)
-        native = torch.full_like(base[query], torch.nan)
-        known = [place for place, vector in enumerate(vectors) if vector is not None]
-        if known:
+        native = known.clone()
+        there = [place for place, vector in enumerate(vectors) if vector is not None]
+        if there:
             rows = torch.stack([each for each in vectors if each is not None])
-            native[first[known]] = maths.cosines(
-                scoring.queries[query : query + 1], rows, [len(known)]
+            native[first[there]] = maths.cosines(
+                scoring.queries[query : query + 1], rows, [len(there)]
             )
+        # Where no text can be embedded, all others get the native score that is predicted.
+        block = ~native.isnan() if request else torch.ones_like(native, dtype=torch.bool)
+        block[first] = True
         order, scores = order_block(
-            base[query], native, len(first), None if old is None else old[query], weight
+            base[query], native, block, None if old is None else old[query], weight
         )
         ordered.append((order, scores, ~native[order].isnan()))
     return ordered, made

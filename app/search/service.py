@@ -146,6 +146,7 @@ async def _score(
         request.weight,
         request.k,
         native,
+        plan.embedded,
     )
     blocks = [
         torch.empty(0, 0)

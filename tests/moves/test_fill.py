@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,8 @@ from app.moves import fill, steps, sync
 from app.moves import service as migrations
 from app.moves.context import open_migration
 from app.search import native_vectors
+from app.search.schemas import StoreSearchRequest
+from app.search.service import search_store
 from tests.encoders.models.remote.endpoints import FakeEndpoint, allow_url, expected_vector
 from tests.helpers import CONTEXT
 from tests.moves.moving import Moving, Table, begin_table, old_vectors
@@ -113,6 +116,20 @@ def test_every_row_is_embedded_once_and_the_others_are_translated(
     assert row.anchor_set.size == ROWS - 1
     maps = replace(moving, row=row).maps
     assert np.allclose(found[9], maps.forward.map_rows(old_vectors(ROWS)[[9]]).vectors, atol=1e-5)
+
+
+def test_a_search_meanwhile_counts_the_vectors_of_texts_as_native(table: Table) -> None:
+    moving = plan(table)
+    moving.do("run")
+    wanted = torch.from_numpy(expected_vector("row 33"))[None]
+    old = torch.from_numpy(old_vectors(ROWS)[[5]])
+    fields = {"target": "remote", "queries": wanted, "k": ROWS, "exact": True, "native": 0}
+    for weight, first in ((None, {5, 33}), (1.0, {33}), (0.0, {5})):
+        request = StoreSearchRequest(**fields, old_queries=old, mode="fuse", weight=weight)
+        found, _ = anyio.run(search_store, table.services, CONTEXT, table.table, request)
+        assert found["weight"] == (0.5 if weight is None else weight)
+        assert set(found["results"][0]["ids"][: len(first)]) == first
+        assert set(found["results"][0]["native"]) == set(range(ROWS))
 
 
 def test_a_filled_store_is_verified_cut_over_and_rolled_back(

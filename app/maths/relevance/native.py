@@ -8,7 +8,7 @@ others follow in their old order.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 #: Weight of the native score; the old one has the rest. Of .25, .5 and .75, .5 was the best on
@@ -19,7 +19,7 @@ NATIVE_WEIGHT = 0.5
 def order_block(
     base: Float64[Tensor, " m"],
     native: Float64[Tensor, " m"],
-    count: int,
+    block: int | Bool[Tensor, " m"],
     old: Float64[Tensor, " m"] | None = None,
     weight: float = NATIVE_WEIGHT,
 ) -> tuple[Int64[Tensor, " m"], Float64[Tensor, " m"]]:
@@ -27,7 +27,7 @@ def order_block(
 
     base    (m,) the best scores known before, larger is nearer
     native  (m,) cosines of the query and native vectors; NaN where there is none
-    count   candidates of the block: the first ones by `base`
+    block   (m,) the candidates of the block, or their number: the first ones by `base`
     old     (m,) cosines of the old query and the stored vectors, which count too; None: they do not
     weight  w of the native scores; the old ones have the rest
 
@@ -37,7 +37,8 @@ def order_block(
     both over those that have one. Candidates behind the block get no score above the block's last.
     """
     first = base.sort(descending=True, stable=True).indices
-    block, rest = first[:count], first[count:]
+    inside = torch.arange(len(first)) < block if isinstance(block, int) else block[first]
+    block, rest = first[inside], first[~inside]
     scored = native[block]
     known = ~scored.isnan()
     if not bool(known.any()):
@@ -47,12 +48,12 @@ def order_block(
     new = torch.where(known, scored, predicted)
     if old is not None:
         new = weight * _z(new, new) + (1.0 - weight) * _z(old[block], old[block])
-    inside = new.sort(descending=True, stable=True).indices
+    order = new.sort(descending=True, stable=True).indices
     last = new.min()
     behind = base[rest]
     if old is not None and len(rest):
         behind = last - (behind.max() - behind)
-    return torch.cat([block[inside], rest]), torch.cat([new[inside], behind.clamp(max=last)])
+    return torch.cat([block[order], rest]), torch.cat([new[order], behind.clamp(max=last)])
 
 
 def _z(values: Float64[Tensor, " n"], reference: Float64[Tensor, " m"]) -> Float64[Tensor, " n"]:

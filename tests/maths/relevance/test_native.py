@@ -21,6 +21,13 @@ def test_native_scores_order_the_block_and_the_rest_follows() -> None:
     assert torch.equal(scores, doubles(0.6, 0.4, 0.2, 0.2, 0.1))
 
 
+def test_the_block_may_have_any_candidates() -> None:
+    native = doubles(NAN, 0.1, NAN, 0.5)
+    block = torch.tensor([False, True, False, True])
+    order, _ = order_block(doubles(0.9, 0.8, 0.7, 0.6), native, block)
+    assert order.tolist() == [3, 1, 0, 2]
+
+
 def test_a_candidate_without_a_native_score_gets_the_predicted_one() -> None:
     base = doubles(1.0, 0.5, 0.0)
     order, scores = order_block(base, doubles(0.8, NAN, 0.2), 3)
