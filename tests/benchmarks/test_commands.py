@@ -54,7 +54,6 @@ def test_the_benchmark_of_accelerators_runs_small_on_a_cpu(tmp_path: Path) -> No
     command = [
         sys.executable,
         "-m",
-        "benchmarks.gpu",
         "--small",
         "--device",
         "cpu",
