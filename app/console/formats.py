@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -26,6 +27,22 @@ def whole(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """Returns the share of 1 as a percentage."""
     return UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def money(value: float | None) -> str:
+    """Returns a price in the client's unit, to the cent, and below that as 2 digits."""
+    if value is None:
+        return UNKNOWN
+    digits = 2 if value >= 0.1 or value == 0 else min(8, 1 - math.floor(math.log10(value)))
+    return f"{value:,.{digits}f}"
+
+
+def disk(value: float) -> str:
+    """Returns bytes in the largest unit."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value / 1e3:,.0f} kB"
 
 
 def moment(value: datetime | None) -> str:
@@ -57,6 +74,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "signed": signed,
     "whole": whole,
     "percent": percent,
+    "money": money,
+    "disk": disk,
     "moment": moment,
     "duration": duration,
     "with_code": with_code,

@@ -27,7 +27,9 @@ async def _form(request: Request) -> dict[str, list[str]]:
     data = bytes(await read_whole(request, MAX_FORM_BYTES))
     fields: dict[str, list[str]] = {}
     try:
-        for name, value in parse_qsl(data.decode(), max_num_fields=MAX_FORM_FIELDS):
+        for name, value in parse_qsl(
+            data.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS
+        ):
             fields.setdefault(name, []).append(value)
     except ValueError:
         raise Malformed("The form does not parse. Use the forms of the console.") from None

@@ -1,4 +1,4 @@
-"""/console/stores/{name}: the buttons of a store's migration, each with a page that confirms it."""
+"""The migration on a store's page: its plan, how far it is, and the button that brings it on."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from app.console.forms import Form, text_of
 from app.console.overview import find_pairs, next_call
 from app.console.pages import redirect, render
 from app.context import Services
+from app.db import resources
 from app.db.tables import StoreRow
-from app.errors import Conflict, NotFound
+from app.errors import Conflict, InvalidRequest, NotFound
 from app.http.admission import CONSOLE
+from app.http.bodies import validate
 from app.http.deps import PathName, Reads, Svc, WriteContext
 from app.moves import plan, steps
 from app.moves import service as migrations
-from app.moves.schemas import NewMigration
+from app.moves.schemas import MigrationLimits, NewMigration
 from app.moves.service import NextCall
+from app.openai.queries import aliases_of
 from app.stores import service as stores
 from app.stores.registry import has_cutover
-from app.types import Scope
+from app.types import EncoderKind, MigrationState, Scope
 
 router = APIRouter()
 
@@ -37,22 +40,20 @@ def show_live_store(request: Request, name: PathName, services: Svc, project: Re
     )
 
 
-@router.get(f"{STORE_PAGE}/plan")
-def show_plan_form(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
-    """Shows the form of a plan. Raises NotFound."""
-    row = stores.find_store(services, project, name)
-    pairs = [each for each in find_pairs(services, project) if each.source == row.encoder.name]
-    return render(request, "store_plan.html", store=row, pairs=pairs)
-
-
 @router.post(f"{STORE_PAGE}/plan")
 def plan_migration(
     request: Request, name: PathName, services: Svc, context: WriteContext, form: Form
 ) -> Response:
     """Plans a migration, and shows it on the store's page. Raises as `plan.plan_migration`."""
-    target, _, anchor_set = text_of(form, "pair").partition("@")
-    # Not validated, so that a pair of unknown names is answered as one that is not found.
-    wanted = NewMigration.model_construct(store=name, target=target, anchor_set=anchor_set)
+    target, _, anchor_set = text_of(form, "target").partition("@")
+    # Not validated, so that unknown names are answered as what is not found.
+    wanted = NewMigration.model_construct(
+        store=name,
+        target=target,
+        fill="translate" if anchor_set else "embed",
+        anchor_set=anchor_set or None,
+        **_limits(form),
+    )
     plan.plan_migration(services, context, wanted)
     return redirect(request, f"{CONSOLE}/stores/{name}")
 
@@ -83,6 +84,8 @@ def take_step(
     id_ = _active(services, context.project, name).row.id
     if text_of(form, "migration") != id_:
         raise Conflict("The store has another migration now. Open the store's page again.")
+    if call == "run" and (limits := _limits(form)):
+        migrations.change_limits(services, context, id_, limits)
     if call in migrations.ACTIONS:
         migrations.queue_action(services, context, id_, call)
     elif call == "pause":
@@ -94,25 +97,56 @@ def take_step(
 
 def migration_values(request: Request, services: Services, row: StoreRow) -> dict[str, Any]:
     """Returns what the template `store_migration.html` shows: the last migration of a store."""
-    moves = migrations.list_migrations(services, row.project, store=row.name, limit=1)
-    move = moves[0] if moves else None
-    return {
+    move = next(
+        iter(migrations.list_migrations(services, row.project, store=row.name, limit=1)), None
+    )
+    with services.db.transaction() as session:
+        names = aliases_of(session, row)
+        encoders = resources.encoders_but(session, row.project, EncoderKind.external)
+    pairs = [each for each in find_pairs(services, row.project) if each.source == row.encoder.name]
+    if move is not None and move.state == MigrationState.finished:  # nobody wants to go back
+        pairs = [each for each in pairs if each.target != move.row.plan["source"]]
+    values = {
         "move": move,
-        "next_call": None if move is None else next_call(move),
-        "calls": _calls(row),
+        "active": move is not None and move.row.ended_at is None,
+        "first": None,
+        "others": [],
         "states": wording.MIGRATION_STATES,
+        "names": names,
+        "targets": [each.name for each in encoders if each.id != row.encoder_id],
+        "pairs": pairs,
         "may_write": request.state.context.may(Scope.write),
     }
+    if move is None:
+        return values
+    calls, first = _calls(row), next_call(move)
+    return {
+        **values,
+        "said": wording.say_state(move),
+        "problem": wording.say_problem(move),
+        "first": first,
+        "others": [each for each in wording.OTHER_CALLS if each in move.next and each != first],
+        "calls": calls,
+        "labels": {call: wording.button_of(calls[call], move.state) for call in calls},
+    }
+
+
+def _limits(form: dict[str, list[str]]) -> dict[str, Any]:
+    """Returns the limits that a form has; an empty field is none. Raises InvalidRequest."""
+    found: dict[str, float | None] = {}
+    for field in (each for each in ("price_per_million_tokens", "max_price") if each in form):
+        try:
+            found[field] = float(text_of(form, field)) if text_of(form, field) else None
+        except ValueError:
+            raise InvalidRequest("Expected a number, as 0.02.", field=field) from None
+    return validate(MigrationLimits, found).model_dump(include=set(found))
 
 
 def _calls(store: StoreRow) -> dict[str, wording.CallWords]:
     """Returns the calls that a migration of this store has, with their words."""
     if has_cutover(store.kind):
         return wording.CALLS
-    calls = {
-        call: words for call, words in wording.CALLS.items() if call not in migrations.CUTOVER_CALLS
-    }
-    return {**calls, "finish": wording.FINISH_EMBEDDED}
+    return {**wording.CALLS, "finish": wording.FINISH_EMBEDDED}
 
 
 def _active(services: Services, project: str, name: str) -> migrations.MigrationStatus:

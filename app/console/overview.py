@@ -15,7 +15,7 @@ from app.db.tables import StoreRow
 from app.http.admission import CONSOLE
 from app.http.deps import Reads, Svc
 from app.moves.service import MigrationStatus, list_migrations
-from app.types import EncoderKind, MigrationState
+from app.types import EncoderKind
 
 router = APIRouter()
 
@@ -81,12 +81,8 @@ def show_overview(request: Request, services: Svc, project: Reads) -> Response:
 
 
 def next_call(move: MigrationStatus) -> str | None:
-    """Returns the call that brings a migration on; None while it runs, and after a rollback."""
-    forward = {
-        MigrationState.planned: ("run",),
-        MigrationState.paused: ("run",),
-        MigrationState.filled: ("cutover", "finish", "verify"),
-        MigrationState.cut_over: ("finish",),
-    }
-    wanted = forward.get(move.state, ())
+    """Returns the call that brings a migration on; None while a job works."""
+    wanted = ["cutover", "finish", "verify", "run"]
+    if len(move.next) == 1:  # the only one: it was interrupted
+        wanted += ["rollback", "abandon"]
     return next((call for call in wanted if call in move.next), None)

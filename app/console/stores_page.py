@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query, Request, Response
 from app.console import wording
 from app.console.charts import verdict_chart
 from app.console.migration_page import migration_values
-from app.console.overview import find_pairs
 from app.console.pages import redirect, render
 from app.errors import AnchorageError
 from app.http.admission import CONSOLE
@@ -37,14 +36,7 @@ def show_stores(request: Request) -> Response:
 def show_store(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
     """Shows one store; the browser asks for what it holds. Raises NotFound."""
     row = stores.find_store(services, project, name)
-    pairs = [each for each in find_pairs(services, project) if each.source == row.encoder.name]
-    return render(
-        request,
-        "store.html",
-        store=row,
-        pairs=pairs,
-        **migration_values(request, services, row),
-    )
+    return render(request, "store.html", store=row, **migration_values(request, services, row))
 
 
 @router.get(f"{STORES_PAGE}/{{name}}/facts")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from app.console.formats import money
 from app.maths.relevance.advice import AdvisedOption, Certainty
-from app.types import MigrationState
+from app.moves.service import MigrationStatus
+from app.types import JobState, MigrationState
 
 
 class OptionWords(NamedTuple):
@@ -47,55 +49,115 @@ CERTAINTIES: dict[Certainty, str] = {
 
 #: what each state of a migration means, and the colour of its badge
 MIGRATION_STATES: dict[MigrationState, tuple[str, str]] = {
-    MigrationState.planned: ("The store is as it was.", ""),
+    MigrationState.planned: ("Nothing is written to the store yet.", ""),
     MigrationState.running: ("Rows get new vectors next to the old ones.", "fair"),
-    MigrationState.paused: ("The run stopped. It continues from there.", "fair"),
-    MigrationState.filled: ("Every row has a new vector. Clients see the old ones.", "good"),
-    MigrationState.cut_over: ("Clients see the new vectors. The old ones are kept.", "good"),
-    MigrationState.rolled_back: ("Clients see the old vectors again.", ""),
-    MigrationState.finished: ("The migration has ended.", "good"),
-    MigrationState.abandoned: ("The new vectors are deleted.", ""),
+    MigrationState.paused: ("It is paused, and continues from here. No row is lost.", "fair"),
+    MigrationState.filled: ("Every row has a new vector. Clients still see the old ones.", "good"),
+    MigrationState.cut_over: (
+        "Clients see the new vectors. The old ones are kept, so Roll back is possible.",
+        "good",
+    ),
+    MigrationState.rolled_back: ("Clients see the old vectors again. The new ones are kept.", ""),
+    MigrationState.finished: ("The store belongs to the new encoder.", "good"),
+    MigrationState.abandoned: ("The new vectors are deleted. The store is as it was.", ""),
+}
+
+#: what a job does in each phase
+PHASES: dict[str, str] = {
+    "prepare": "The store gets a place for the new vectors.",
+    "checksum": "Everything but the vectors is counted, to compare it later.",
+    "anchors": "Rows from all over the store are embedded first, so that searches by the new "
+    "encoder work meanwhile.",
+    "waiting": "The encoder does not answer. The run asks again until it does.",
+    "index": "The index of the new vectors is built.",
+}
+
+#: what a job does, by its action
+WORKS: dict[str, str] = {
+    "run": MIGRATION_STATES[MigrationState.running][0],
+    "verify": "Both sides of the store are compared.",
+    "sync": "Rows that clients wrote get their other vector.",
+}
+
+#: what the problems that a reader can mend are called here, by their codes
+PROBLEMS: dict[str, str] = {
+    "limit-reached": "The limit is reached.",
+    "encoder-unavailable": "The encoder does not answer.",
+    "store-full": "The store has no room left.",
+    "store-unavailable": "The store does not answer.",
 }
 
 
+def say_state(move: MigrationStatus) -> str:
+    """Returns where a migration is, in a sentence or two."""
+    if move.job is None or not move.is_busy:
+        if move.row.ended_at is None and len(move.next) == 1:
+            button = CALLS[move.next[0]].button
+            return f"{button} was interrupted. Press it again to complete it."
+        return MIGRATION_STATES[move.state][0]
+    if move.job.state != JobState.running:
+        return "It waits for a worker."
+    return PHASES.get(move.progress["phase"] or "", WORKS[move.job.arguments["action"]])
+
+
+def say_problem(move: MigrationStatus) -> tuple[str, str] | None:
+    """Returns what stopped a migration, and what to do; None while it goes well."""
+    error = move.error
+    if error is None or move.row.ended_at is not None:
+        return None
+    code, limits = error["code"], move.row.plan["limits"]
+    title = PROBLEMS.get(code, f"It stopped: {code}.")
+    if code != "limit-reached":
+        return title, error["detail"]
+    return title, (
+        f"{money(move.progress['spent'])} of {money(limits['max_price'])} are spent, and the next "
+        "rows would cost more. Raise the limit and continue: no text is paid for twice."
+    )
+
+
 class CallWords(NamedTuple):
-    """A call of a migration: its button, what it does to the rows, and whether it deletes."""
+    """A call of a migration: its button, and what it does to the rows.
+
+    deletes  whether it deletes vectors
+    asks     whether a page asks again, because clients see a difference
+    """
 
     button: str
     effect: str
     deletes: bool = False
+    asks: bool = False
 
 
-#: the calls of a migration, in the order of the buttons
 CALLS: dict[str, CallWords] = {
     "run": CallWords(
         "Run",
         "Every row gets a new vector next to the old one. Clients of the store see the old "
         "vectors, and notice nothing.",
     ),
-    "pause": CallWords(
-        "Pause", "The run stops after its present batch. No row changes, and Run continues there."
-    ),
+    "pause": CallWords("Pause", "The run stops after its present batch. Run continues there."),
     "verify": CallWords(
         "Verify",
-        "Rows, checksums and sampled vectors are checked, and the recall of the index where the "
+        "Rows, checksums and sampled vectors are compared, and the recall of the index where the "
         "store has a cutover. No row changes.",
     ),
     "cutover": CallWords(
         "Cut over",
-        "Clients of the store see the new vectors, so they must embed queries with the new "
-        "encoder from now on. The old vectors stay, and Roll back undoes it.",
+        "Clients of the store see the new vectors, and must embed queries with the new encoder "
+        "from then on. The old vectors stay, and Roll back undoes it.",
+        asks=True,
     ),
     "rollback": CallWords(
         "Roll back",
-        "Clients of the store see the old vectors again. Rows that they wrote since the cutover "
-        "get translated vectors. The new vectors stay.",
+        "Clients of the store see the old vectors again, and must embed queries with the old "
+        "encoder. Rows that they wrote since the cutover keep a vector of each encoder.",
+        asks=True,
     ),
     "finish": CallWords(
         "Finish",
-        "The old vectors are deleted, and the store belongs to the new encoder. Nothing can "
-        "undo it.",
-        True,
+        "The old vectors are deleted for good, and the store belongs to the new encoder. Nothing "
+        "can undo it. Until then Roll back works, and the store needs the disk of both.",
+        deletes=True,
+        asks=True,
     ),
     "sync": CallWords(
         "Synchronise", "Rows that clients wrote get their other vector now. No other row changes."
@@ -104,15 +166,27 @@ CALLS: dict[str, CallWords] = {
         "Abandon",
         "The new vectors are deleted. The old ones stay as they are. Another migration begins "
         "again with all rows.",
-        True,
+        deletes=True,
+        asks=True,
     ),
 }
+
+#: the calls that have a small button where they do not have the large one
+OTHER_CALLS = ("pause", "verify", "rollback", "abandon")
+
+
+def button_of(words: CallWords, state: MigrationState) -> str:
+    """Returns the button of a call, which has another name for a run that continues."""
+    is_continued = words.button == "Run" and state == MigrationState.paused
+    return "Continue" if is_continued else words.button
+
 
 #: `finish` of a store without a cutover
 FINISH_EMBEDDED = CallWords(
     "Finish",
     "The migration is forgotten here. The store keeps both vectors and its encoder; the "
     "application opens the new vectors.",
+    asks=True,
 )
 
 #: the colour of each result of a check of an encoder

@@ -61,7 +61,7 @@ def fill(client: Client, lake: Path) -> list[str]:
     place = {"kind": "lancedb", "address": "main", "collection": "docs", "text_field": "text"}
     client.stores.create("docs", encoder="old", **place)
     client.migrations.create(store="docs", target="new", anchor_set="faq", force_space=True)
-    return [f"/console/stores/docs{page}" for page in ("", "/plan", "/steps/run")]
+    return [f"/console/stores/docs{page}" for page in ("/steps/run", "/steps/abandon", "")]
 
 
 @pytest.fixture

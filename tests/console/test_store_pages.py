@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from tests.fixtures.shop import DOCUMENTS, QUERIES, Shop, embed
 
 PAIR = {"source": "old", "target": "new", "anchor_set": "items"}
-PLAN = {"pair": "new@items"}
+PLAN = {"target": "new@items"}
 PAGE = "/console/stores/docs"
 VERDICT = f"{PAGE}/verdict?target=new&anchor_set=items"
 
@@ -67,17 +67,19 @@ def test_a_recorded_evaluation_decides(
 
 
 def enabled(page: str) -> list[str]:
-    """The steps whose buttons the page enables."""
-    buttons = re.findall(r'<button formaction="[^"]*/([a-z]+)"([^>]*)>', page)
-    return [step for step, more in buttons if "disabled" not in more]
+    """The steps whose buttons the page has, the large one first."""
+    return re.findall(r'(?:action|href)="[^"]*/steps/([a-z]+)"', page)
 
 
-def press(shop: Shop, step: str, status: int = 200) -> str:
-    """Open the page of a step, send its form, and return the store's page once no job runs."""
-    asked = shop.client.get(f"{PAGE}/steps/{step}")
-    assert asked.status_code == 200, asked.text
-    [migration] = re.findall(r'name="migration" value="([0-9a-f]{32})"', asked.text)
-    answer = shop.client.post(f"{PAGE}/steps/{step}", data={"migration": migration})
+def press(shop: Shop, step: str, status: int = 200, **fields: str) -> str:
+    """Send the form of a step, and return the store's page once no job runs."""
+    shown = shop.client.get(PAGE).text
+    assert step in enabled(shown)
+    if f'href="{PAGE}/steps/{step}"' in shown:  # a page asks again
+        shown = shop.client.get(f"{PAGE}/steps/{step}").text
+    [migration] = set(re.findall(r'name="migration" value="([0-9a-f]{32})"', shown))
+    data = {"migration": migration, **fields}
+    answer = shop.client.post(f"{PAGE}/steps/{step}", data=data)
     assert answer.status_code == status, answer.text
     assert str(answer.url).endswith(PAGE)
     while 'hx-trigger="every 2s"' in (part := shop.client.get(f"{PAGE}/live").text):
@@ -88,34 +90,52 @@ def press(shop: Shop, step: str, status: int = 200) -> str:
 @pytest.fixture
 def planned(shop: Shop) -> Shop:
     shop.connect()
-    assert enabled(shop.client.get(PAGE).text) == ["plan"]
-    form = shop.client.get(f"{PAGE}/plan").text
+    form = shop.client.get(PAGE).text
+    assert enabled(form) == []
     assert '<option value="new@items">' in form
-    assert "writes nothing to it" in form
+    assert "writes nothing to the store" in form
     answer = shop.client.post(f"{PAGE}/plan", data=PLAN)
     assert answer.status_code == 200, answer.text
-    assert "200 rows are to be written" in answer.text
+    assert "are translated" in answer.text
     return shop
 
 
 def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) -> None:
     assert enabled(planned.client.get(PAGE).text) == ["run", "abandon"]
     assert "0 of 200 rows have a vector" in planned.client.get("/console").text
-    assert f"{PAGE}/steps/run" in planned.client.get("/console").text
+    assert "Next: Run" in planned.client.get("/console").text
     page = press(planned, "run")
-    assert "200 of 200 rows have a new vector" in page
-    assert enabled(page) == ["run", "verify", "sync", "abandon"]
+    assert "200 of 200 rows" in page
+    assert enabled(page) == ["verify", "abandon"]
     page = press(planned, "verify")
-    assert page.count('badge good">passed') >= 3
-    assert "cutover" in enabled(page)
-    assert f"{PAGE}/steps/cutover" in planned.client.get("/console").text
-    assert enabled(press(planned, "cutover")) == ["verify", "rollback", "finish", "sync"]
-    assert "finish" not in enabled(press(planned, "rollback"))
+    assert page.count('badge good">passed') >= 3, page
+    assert enabled(page) == ["cutover", "verify", "abandon"]
+    assert "No name follows this store." in page
+    assert "Next: Cut over" in planned.client.get("/console").text
+    assert enabled(press(planned, "cutover")) == ["finish", "verify", "rollback"]
+    named = planned.client.put("/aliases/docs-vectors", json={"store": "docs"})
+    assert named.status_code == 200, named.text
+    page = press(planned, "rollback")
+    assert enabled(page) == ["cutover", "verify", "abandon"]
+    assert "by the alias &#39;docs-vectors&#39; needs no change" in page
     press(planned, "cutover")
     assert "Nothing can undo it." in planned.client.get(f"{PAGE}/steps/finish").text
     page = press(planned, "finish")
-    assert enabled(page) == ["plan"]
+    assert enabled(page) == []
+    assert "The store belongs to the new encoder." in page
     assert planned.client.get("/stores/docs").json()["encoder"] == "new"
+
+
+def test_limits_of_a_form_are_numbers_and_are_kept(planned: Shop) -> None:
+    limits = {"price_per_million_tokens": "0.02", "max_price": "3"}
+    [move] = planned.client.get("/migrations").json()["migrations"]
+    body = {"migration": move["id"], **limits}
+    for wrong in ({"max_price": "much"}, {"max_price": "-1"}, {"price_per_million_tokens": ""}):
+        answer = planned.client.post(f"{PAGE}/steps/run", data={**body, **wrong})
+        assert answer.status_code in (400, 422), answer.text
+    press(planned, "run", **limits)
+    kept = planned.client.get(f"/migrations/{move['id']}").json()["plan"]["limits"]
+    assert (kept["price_per_million_tokens"], kept["max_price"]) == (0.02, 3)
 
 
 def test_a_step_that_is_not_possible_has_no_page_and_changes_nothing(planned: Shop) -> None:

@@ -1,0 +1,99 @@
+"""What a store's page says in each state of a migration, and which call is next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.console.formats import disk, money
+from app.console.overview import next_call
+from app.console.wording import CALLS, button_of, say_problem, say_state
+from app.db.tables import EncoderRow, JobRow, MigrationRow, StoreRow, now
+from app.moves.service import MigrationStatus
+from app.types import JobState, MigrationState
+
+LIMITS = {"price_per_million_tokens": 0.02, "max_price": 3.0}
+
+
+def move(state: str, job: dict[str, Any] | None = None, **values: Any) -> MigrationStatus:
+    """A migration of a table, and its job if that is not finished."""
+    store = StoreRow(name="docs", kind="pgvector", encoder=EncoderRow(name="old"))
+    row = MigrationRow(
+        **{"state": state, "store": store, "position": {}, "found": {}, "plan": {"limits": LIMITS}}
+        | values
+    )
+    return MigrationStatus(row, None if job is None else JobRow(**job))
+
+
+def working(action: str, phase: str) -> dict[str, Any]:
+    return {
+        "state": JobState.running,
+        "arguments": {"action": action},
+        "progress": {"phase": phase},
+    }
+
+
+PASSED = {"verify": {"passed": True}}
+
+
+@pytest.mark.parametrize(
+    ("status", "call", "said"),
+    [
+        (move("planned"), "run", "Nothing is written to the store yet."),
+        (move("paused"), "run", "It is paused"),
+        (move("filled"), "verify", "Clients still see the old ones."),
+        (move("filled", found=PASSED), "cutover", "Clients still see the old ones."),
+        (move("cut-over", found=PASSED), "finish", "Roll back is possible"),
+        (move("rolled-back", found=PASSED), "cutover", "Clients see the old vectors again."),
+        (move("finished", ended_at=now()), None, "belongs to the new encoder"),
+        (move("filled", position={"step": "cutover"}), "cutover", "Cut over was interrupted."),
+        (move("cut-over", position={"step": "rollback"}), "rollback", "Roll back was interrupted."),
+        (move("running", working("run", "sweep")), None, "Rows get new vectors"),
+        (move("running", working("run", "anchors")), None, "are embedded first"),
+        (move("running", working("run", "waiting")), None, "The encoder does not answer."),
+        (move("filled", working("verify", "rows")), None, "Both sides of the store"),
+        (
+            move("running", {**working("run", "sweep"), "state": JobState.queued}),
+            None,
+            "waits for a worker",
+        ),
+    ],
+)
+def test_each_state_has_a_sentence_and_at_most_one_next_call(
+    status: MigrationStatus, call: str | None, said: str
+) -> None:
+    assert said in say_state(status)
+    assert next_call(status) == call
+
+
+def test_what_stopped_a_migration_says_what_to_do() -> None:
+    reached = move(
+        "paused", position={"tokens": 140_000_000}, error={"code": "limit-reached", "detail": "x"}
+    )
+    title, advice = say_problem(reached) or ("", "")
+    assert title == "The limit is reached."
+    assert "2.80 of 3.00 are spent" in advice
+    assert "Raise the limit and continue" in advice
+    away = move("paused", error={"code": "encoder-unavailable", "detail": "It stays away."})
+    assert say_problem(away) == ("The encoder does not answer.", "It stays away.")
+    other = move("paused", error={"code": "internal", "detail": "the log says why"})
+    assert say_problem(other) == ("It stopped: internal.", "the log says why")
+    assert say_problem(move("paused")) is None
+
+
+def test_a_paused_run_is_continued() -> None:
+    assert button_of(CALLS["run"], MigrationState.planned) == "Run"
+    assert button_of(CALLS["run"], MigrationState.paused) == "Continue"
+    assert button_of(CALLS["finish"], MigrationState.paused) == "Finish"
+
+
+def test_prices_have_digits_that_say_something_and_disk_has_a_unit() -> None:
+    assert [money(each) for each in (0, 0.00105, 0.5, 12.3, 1234.5)] == [
+        "0.00",
+        "0.0010",
+        "0.50",
+        "12.30",
+        "1,234.50",
+    ]
+    assert [disk(each) for each in (900, 3.7e6, 2e9)] == ["1 kB", "3.7 MB", "2.0 GB"]
