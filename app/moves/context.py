@@ -191,6 +191,21 @@ class MigrationContext:
         self.live.rewrite(Page(ids, seen.vectors[places]), made.vectors[places])
         return np.where(wrong[:, None], made.vectors, seen.vectors)
 
+    def settle(self, ids: Sequence[StoreId], *, after_cutover: bool, switched: bool) -> None:
+        """Replace what a switch has translated by vectors of the rows' texts.
+
+        switched  not where the store refused a cutover: no client sees the translated vectors
+        """
+        seen = self.store.fetch(ids, "new" if after_cutover else "old")
+        if switched:
+            self.correct(seen, after_cutover=after_cutover)
+        elif not after_cutover and len(seen.ids):
+            made = self.make_new(seen.ids, seen.vectors)
+            kept = np.setdiff1d(np.arange(len(seen.ids)), made.missing).tolist()
+            self.migration.write(
+                [seen.ids[place] for place in kept], made.vectors[kept], replace=True
+            )
+
     def usage(self) -> dict[str, int]:
         """Return what was embedded, and written back, since this was last asked for."""
         taken = [each.usage.take() for each in (self.embedder, self.old) if each is not None]

@@ -189,13 +189,18 @@ def make_anchors(
         texts = store.texts(page.ids)
         if not may_embed(TextPage(page.ids, texts)):
             return None
-        made = embedder.embed(texts, on_progress=on_progress)
+        size, parts = row.plan["batch"], []
+        for first in range(0, len(texts), size):  # a kill loses no more than a batch
+            parts.append(embedder.embed(texts[first : first + size], on_progress=on_progress))
+            embedder.keep_newest(size)
+        made = np.concatenate([each.vectors for each in parts])
+        usable = np.concatenate([each.has_vector for each in parts])
         largest = np.abs(page.vectors).max(axis=1, initial=0.0)
-        places = np.flatnonzero(made.has_vector & np.isfinite(largest) & (largest > 0)).tolist()
+        places = np.flatnonzero(usable & np.isfinite(largest) & (largest > 0)).tolist()
         if len(places) < FEWEST_PAIRS:
             return None
         most = services.limits.input_characters
-        pairs = {row.store.encoder.name: page.vectors, row.target.name: made.vectors}
+        pairs = {row.store.encoder.name: page.vectors, row.target.name: made}
         built = from_store.build_row(
             services,
             name,

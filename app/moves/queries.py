@@ -17,7 +17,8 @@ from app.types import MigrationState
 STEP = "step"
 
 #: the member of `position` about the moments after a switch, when some clients still write vectors
-#: of the other encoder: the `ids` that were translated, and `until` when clients may do so
+#: of the other encoder: the `ids` that were translated, and `until` when clients may do so; 0 where
+#: the store refused the switch
 WINDOW = "window"
 
 

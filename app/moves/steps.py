@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import update
@@ -19,7 +20,14 @@ from app.access.audit import record_audit
 from app.context import RequestContext, Services
 from app.db import tables
 from app.db.session import changed_rows
-from app.errors import AnchorageError, BelowEstimate, StoreUnavailable, Unavailable
+from app.errors import (
+    AnchorageError,
+    BelowEstimate,
+    EncoderFailed,
+    EncoderUnavailable,
+    StoreUnavailable,
+    Unavailable,
+)
 from app.moves.context import MigrationContext, open_migration, without_url
 from app.moves.lease import LEASE_S, Lease, take_lease
 from app.moves.queries import STEP, WINDOW
@@ -39,6 +47,9 @@ STEP_WAIT_S = LEASE_S + 5.0
 
 #: how long after a switch a client may still write vectors of the other encoder
 WINDOW_S = 1.5
+
+#: errors of the last changes that do not stop the way back
+PASSED_OVER = {"rollback": (EncoderFailed, EncoderUnavailable), "abandon": (AnchorageError,)}
 
 #: the state after each step
 AFTER = {
@@ -71,11 +82,16 @@ def take_step(
             refuse_below_estimate(held.row)
         move = open_migration(services, held.row)
         window = held.position.get(WINDOW)
-        if window is not None and step != "abandon":
+        if window is not None:
             time.sleep(max(0.0, window["until"] - time.time()))
         if STEP not in held.position and (window or step in ("cutover", "rollback")):
             # Most changes are applied before the store locks anything.
-            drain_held(move, held)
+            with suppress(*PASSED_OVER.get(step, ())):
+                drain_held(move, held)
+            if step == "finish" and WINDOW in held.position:
+                raise StoreUnavailable(
+                    "Clients write faster than their texts are embedded. Try again in a minute."
+                )
         held.save(unchanged=found.row, position={**held.position, STEP: step})
         try:
             news = _change_store(move, held, step)
@@ -99,8 +115,9 @@ def _change_store(move: MigrationContext, held: Lease, step: str) -> dict[str, A
 
     def translate(ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         if move.embedder is not None:
-            known = held.position.get(WINDOW, {}).get("ids", [])
-            held.save(position={**held.position, WINDOW: _window([*known, *ids])})
+            known = held.position.get(WINDOW, {"ids": [], "until": 0.0})
+            merged = list(dict.fromkeys([*known["ids"], *ids]))
+            held.save(position={**held.position, WINDOW: {**known, "ids": merged}})
         return (move.forward if step == "cutover" else move.backward)(ids, vectors)
 
     if step == "cutover":
@@ -112,10 +129,6 @@ def _change_store(move: MigrationContext, held: Lease, step: str) -> dict[str, A
     else:
         move.migration.abandon()
     return {}
-
-
-def _window(ids: Sequence[StoreId]) -> dict[str, Any]:
-    return {"ids": list(dict.fromkeys(ids)), "until": time.time() + WINDOW_S}
 
 
 def _record(context: RequestContext, held: Lease, step: str, news: dict[str, Any]) -> None:
@@ -133,7 +146,8 @@ def _record(context: RequestContext, held: Lease, step: str, news: dict[str, Any
 
     position = _without_step(held)
     if news and row.plan.get("fill") == "embed":
-        position[WINDOW] = _window(position.get(WINDOW, {}).get("ids", []))
+        ids = position.get(WINDOW, {}).get("ids", [])
+        position[WINDOW] = {"ids": ids, "until": time.time() + WINDOW_S}
     held.save(
         within=write,
         state=AFTER[step],

@@ -19,6 +19,7 @@ from app.jobs.progress import Progress
 from app.jobs.worker import JobResult, problem_of
 from app.moves import queries
 from app.moves.context import (
+    FEW_CHANGES,
     MigrationContext,
     is_after_cutover,
     open_migration,
@@ -127,16 +128,17 @@ def drain_held(
     news: dict[str, Any] = {"error": None}
     window, after_cutover = held.position.get(WINDOW), is_after_cutover(held.row)
     is_over = window is not None and time.time() >= window["until"]
+    switched = window is not None and window["until"] > 0
     settled = False
     try:
         if window is not None and is_over:
-            seen = move.store.fetch(window["ids"], "new" if after_cutover else "old")
-            move.correct(seen, after_cutover=after_cutover)
-        for count in move.drain(after_cutover=after_cutover, switched=window is not None):
+            move.settle(window["ids"], after_cutover=after_cutover, switched=switched)
+        count = 0
+        for count in move.drain(after_cutover=after_cutover, switched=switched):
             applied += count
             if stop(count):
                 break
-        settled = is_over
+        settled = is_over and count < FEW_CHANGES  # else some of the window may still wait
     except Unavailable:
         raise
     except AnchorageError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,11 @@ import torch
 from app.anchors import from_store
 from app.context import Limits, Services
 from app.encoders import service as encoders
+from app.encoders.models.options import RemoteOptions
 from app.encoders.models.pool import EncoderPool
 from app.encoders.models.remote import endpoint as endpoint_module
 from app.encoders.schemas import NewEncoder
-from app.errors import InvalidRequest, LimitReached, MissingField, WrongState
+from app.errors import InvalidRequest, LimitReached, MissingField, StoreChanged, WrongState
 from app.moves import fill, steps, sync
 from app.moves import service as migrations
 from app.moves.context import open_migration
@@ -268,3 +270,112 @@ def test_a_store_without_texts_says_so(table: Table) -> None:
     table.execute("UPDATE {} SET body = NULL")
     with pytest.raises(InvalidRequest, match="None of 256 sampled rows"):
         plan(table)
+
+
+def test_a_cutover_that_the_store_refuses_leaves_no_translated_vector(table: Table) -> None:
+    """Its last changes were translated before it was refused."""
+    moving = plan(table)
+    moving.do("run")
+    moving.do("verify")
+    store = open_migration(table.services, moving.row).live
+
+    def refuse(self: Any, translate: Any) -> Any:
+        table.insert(ROWS, old_vectors(1, 93))
+        self._drain(translate, time.monotonic() + 10)
+        raise StoreChanged("An index is missing.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(store), "cutover", refuse)
+        with pytest.raises(StoreChanged):
+            steps.take_step(table.services, CONTEXT, moving.id, "cutover")
+    assert wrong_rows(moving) == {9, ROWS}
+    sync.sync_all(table.services)
+    assert wrong_rows(moving) == {9}
+    assert np.allclose(table.read()[ROWS][0], old_vectors(1, 93), atol=1e-5)  # the client's own
+
+
+def test_clients_come_back_to_the_old_vectors_while_the_encoder_is_away(
+    table: Table, endpoint: FakeEndpoint
+) -> None:
+    moving = plan(table)
+    for action in ("run", "verify"):
+        moving.do(action)
+    steps.take_step(table.services, CONTEXT, moving.id, "cutover")
+    table.insert(ROWS, old_vectors(1, 94))
+    endpoint.refusals = [(503, {}, {})] * 100
+    steps.take_step(table.services, CONTEXT, moving.id, "rollback")
+    assert (moving.state, table.read()[5][0].shape) == ("rolled-back", (24,))
+
+
+def test_anchors_are_kept_batch_by_batch(
+    table: Table, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill before the sweep loses no more than a batch of them."""
+    moving = plan(table)
+    endpoint.seen.clear()
+    monkeypatch.setattr(from_store, "build_row", lambda *args: 1 / 0)
+    moving.queue("run")
+    moving.work()
+    assert len(endpoint.texts) == ROWS - 2
+    monkeypatch.undo()
+    digests = [native_vectors.digest_of(text) for text in endpoint.texts]
+    kept = native_vectors.stored_vectors(table.services, moving.row.target, digests, {})
+    assert len(kept) == ROWS - 2
+
+
+def vectors_of(rows: list[list[float]]) -> dict[str, Any]:
+    data = [{"index": place, "embedding": row} for place, row in enumerate(rows)]
+    return {"data": data, "model": "truth-2026-01"}
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "code", "words"),
+    [
+        (401, {}, "encoder-unavailable", "Ask the operator to check the key"),
+        (200, vectors_of([[0.5] * 24] * 8), "encoder-unavailable", "no list of 16 embeddings"),
+        (200, vectors_of([[1e39] * 24] * 16), "encoder-unavailable", "of finite numbers"),
+        (200, vectors_of([[0.5] * 23] * 16), "encoder-changed", "another model"),
+        (None, {}, "encoder-unavailable", "did not answer in time"),
+    ],
+)
+def test_an_endpoint_that_answers_nonsense_pauses_the_run_and_says_why(
+    table: Table,
+    endpoint: FakeEndpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int | None,
+    answer: Any,
+    code: str,
+    words: str,
+) -> None:
+    """None: it accepts the request and stays silent. Then it is as before."""
+    monkeypatch.setattr(fill, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(RemoteOptions.model_fields["timeout_s"], "default", 1.0)
+    moving = plan(table)
+    ended = threading.Event()
+
+    def behave(handler: Any) -> None:
+        handler.body()
+        if status is None:
+            ended.wait(30)
+        else:
+            handler.reply(status, answer)
+
+    endpoint.behaviour = behave
+    moving.do("run")
+    ended.set()
+    assert (moving.state, moving.now.error["code"]) == ("paused", code)
+    assert words in moving.now.error["detail"]
+    endpoint.behaviour = None
+    moving.do("run")
+    assert (moving.state, wrong_rows(moving)) == ("filled", {9})
+
+
+def test_a_text_column_that_is_dropped_meanwhile_pauses_the_run(table: Table) -> None:
+    moving = plan(table)
+    table.execute("ALTER TABLE {} RENAME body TO words")
+    moving.do("run")
+    assert (moving.state, moving.now.error["code"]) == ("paused", "store-unsupported")
+    assert "body" in moving.now.error["detail"]
+    table.execute("ALTER TABLE {} RENAME words TO body")
+    moving.do("run")
+    assert (moving.state, wrong_rows(moving)) == ("filled", {9})

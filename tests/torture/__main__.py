@@ -1,6 +1,6 @@
 """Torture migrations of real stores, and count what was lost: nothing.
 
-    python -m tests.torture [--minutes 10] [--seed 1] [--store pgvector]
+    python -m tests.torture [--minutes 10] [--seed 1] [--store pgvector] [--fill embed]
 
 Each store has its share of the time. The last lines are a table of counts. The exit status is 1
 after any fault. A seed repeats what clients and saboteurs draw, and not the moments.
@@ -24,16 +24,20 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--store", choices=KINDS, action="append", help="all without it")
+    parser.add_argument("--fill", choices=("translate", "embed"), default="translate")
     options = parser.parse_args()
     seed = int(time.time()) if options.seed is None else options.seed
     print(f"SEED={seed}", flush=True)
     tally = Tally()
     kinds = options.store or KINDS
+    if options.fill == "embed":  # tests.torture.kills does it to pgvector
+        kinds = [kind for kind in kinds if kind != "pgvector"]
     shares = {kind: SHARES.get(kind, 1) for kind in kinds}
     try:
         for kind, share in shares.items():
             seconds = 60 * options.minutes * share / sum(shares.values())
-            torture_kind(kind, tally, seed=seed, seconds=seconds)
+            embeds = options.fill == "embed"
+            torture_kind(kind, tally, seed=seed, seconds=seconds, embeds=embeds)
     finally:
         print(tally.table(), flush=True)
     sys.exit(1 if tally.faults else 0)

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from app.moves.steps import WINDOW_S
 from app.stores.port import StoreId
 from tests.stores.cases.base import Rows, StoreCase
-from tests.torture.service import SOURCE_DIM, Migration, unit, vector_of
+from tests.torture.endpoint import vector_of_text
+from tests.torture.service import NAME_OF_DIM, SOURCE_DIM, Migration, unit, vector_of
 from tests.torture.tally import Tally
 from tests.torture.world import CLIENTS, Row, World
 
@@ -33,11 +35,13 @@ class Collection(World):
     #: a translation depends a little on the length, which local Qdrant does not always keep
     tolerances = (1e-5, 2e-3)
 
-    def __init__(self, case: StoreCase, folder: Path, tally: Tally, seed: int) -> None:
+    def __init__(
+        self, case: StoreCase, folder: Path, tally: Tally, seed: int, *, embeds: bool = False
+    ) -> None:
         super().__init__(tally, seed, ROWS.get(case.kind, USUAL_ROWS))
-        self.kind, self._case = case.kind, case
-        vectors = np.stack([vector_of(number, SOURCE_DIM) for number in range(self.rows)])
+        self.kind, self._case, self._embeds = case.kind, case, embeds
         payloads = [{"text": f"row {number}", "number": number} for number in range(self.rows)]
+        vectors = np.stack([self._vector(each, SOURCE_DIM) for each in payloads])
         rows = Rows(case.ids(*range(self.rows)), vectors, payloads)
         self._location = case.fill(folder, rows)
         self.url = self._location.url
@@ -47,6 +51,12 @@ class Collection(World):
         }
         self._doubt: set[StoreId] = set()
         self._serials = [10_000 + number for number in range(CLIENTS)]
+
+    def _vector(self, payload: dict[str, Any], dim: int) -> np.ndarray:
+        """The vector of a row, of its text or of its number."""
+        if self._embeds:
+            return vector_of_text(NAME_OF_DIM[dim], payload["text"], dim)
+        return vector_of(payload["number"], dim)
 
     def close(self) -> None:
         self._case.remove(self._location)
@@ -67,12 +77,17 @@ class Collection(World):
         with self.alone():
             migration.job("verify" if state == "cut-over" else "sync")
             yield
+            if self._embeds:  # what the switch has translated is embedded
+                time.sleep(WINDOW_S)
+                migration.job("sync")
 
     def read(self) -> Iterable[Row]:
         found = self._case.read(self._location)
         for id in (self._journal.keys() | found.keys()) - self._doubt:
             expected, wrote = self._journal.get(id, (None, None))
             vector, payload = found.get(id, (None, None))
+            if self._embeds and expected is not None and vector is not None:
+                wrote = self._vector(expected, len(vector))
             yield Row(id, expected, payload, wrote, self._comparable(vector))
 
     def _comparable(self, vector: Any) -> np.ndarray | None:
@@ -111,7 +126,7 @@ class Collection(World):
                 kind = "replace"
             [id] = self._case.ids(serial) if kind == "insert" else [draw.choice(own)]
             payload = {"text": f"text {serial}", "number": serial}
-            vector = vector_of(serial, self.dim)
+            vector = self._vector(payload, self.dim)
             self._doubt.add(id)
             began = time.monotonic()
             try:

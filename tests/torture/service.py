@@ -48,21 +48,35 @@ def unit(vector: np.ndarray) -> np.ndarray:
 class Service:
     """The client of a service, and the service's processes, if it has some of its own to kill."""
 
-    def __init__(self, url: str, tally: Tally, processes: Deployment | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        tally: Tally,
+        processes: Deployment | None = None,
+        endpoint: str | None = None,
+    ) -> None:
         self.client = Client(url, timeout=120, retries=12)
+        #: URL of the encoders' endpoint: rows are embedded from their texts
+        self.endpoint = endpoint
         self.tally, self._processes = tally, processes
         self._next_kill = 0.0
 
     def register(self, store: str, collection: str, **fields: Any) -> None:
         """Create both encoders and their anchors, and register a store by the name of its kind."""
         for name, dim in DIMS.items():
-            self.client.encoders.create(name, kind="external", dim=dim)
+            made: dict[str, Any] = {"kind": "external", "dim": dim}
+            if self.endpoint:
+                options = {"url": self.endpoint}
+                made = {"kind": "openai", "model": f"{name}:{dim}", "options": options}
+            self.client.encoders.create(name, **made)
         pairs = {name: unit(ANCHORS @ MAPS[name]) for name in DIMS}
         self.client.anchor_sets.create("anchors", embeddings=pairs)
         # Without it, each plan would leave out other anchors as foreign to its own sample of the
         # store, and no translation outside the migration would equal its own.
         sample = np.stack([vector_of(number, SOURCE_DIM) for number in range(500)])
         self.client.anchor_sets.put_sample("anchors", "first", sample)
+        if self.endpoint:
+            fields.setdefault("text_field", "text")
         self.client.stores.create(
             store, kind=store, address=store, encoder="first", collection=collection, **fields
         )
@@ -120,7 +134,8 @@ class Migration:
     ) -> None:
         self._service, self._resolve = service, resolve
         create = service.client.migrations.create
-        self._migration = create(store=store, target=target, anchor_set="anchors", **plan)
+        plan |= {"fill": "embed"} if service.endpoint else {"anchor_set": "anchors"}
+        self._migration = create(store=store, target=target, **plan)
 
     def job(self, action: str) -> None:
         """Start a job and wait for its end, whatever it is."""

@@ -12,6 +12,7 @@ from tests.pgvector_server import PgvectorServer
 from tests.serving import serving
 from tests.stores.cases.all_cases import LIVE
 from tests.torture.collections import Collection
+from tests.torture.endpoint import EndpointProcess
 from tests.torture.service import Service
 from tests.torture.table import Table
 from tests.torture.tally import Tally
@@ -30,28 +31,38 @@ def torture_kind(
     rows: int = 1500,
     workers: int = 2,
     kills: float = 0.4,
+    embeds: bool = False,
 ) -> None:
-    """Torture a store of this kind. rows: of pgvector."""
+    """Torture a store of this kind. rows: of pgvector; embeds: by an endpoint, from texts."""
     with ExitStack() as ending:
         made = ending.enter_context(tempfile.TemporaryDirectory(prefix="anchorage-torture-"))
         folder = Path(made)
         folder.chmod(0o711)  # as root, the user who runs PostgreSQL must reach its own folder below
+        more: dict[str, str] = {}
+        if embeds:
+            endpoint = EndpointProcess(folder)
+            ending.callback(endpoint.kill)
+            endpoint.start()
+            endpoint.wait_ready()
+            more = {"remote_urls": endpoint.url}
         if kind == "pgvector":
             server = PgvectorServer()
             ending.callback(server.close)
             server.create()
             world: World = Table(server, folder, tally, seed, rows)
         else:
-            world = Collection(CASES[kind], folder, tally, seed)
+            world = Collection(CASES[kind], folder, tally, seed, embeds=embeds)
         ending.callback(world.close)
         stores = {kind: world.url}
         if kind == "qdrant":  # local mode lets one process in, which nobody can kill
-            url = ending.enter_context(serving(data_dir=folder / "data", stores=stores))
-            service = Service(url, tally)
+            url = ending.enter_context(serving(data_dir=folder / "data", stores=stores, **more))
+            service = Service(url, tally, None, more.get("remote_urls"))
         else:
             processes = ending.enter_context(
-                deployment(folder / "service", apis=1, workers=workers, stores=json.dumps(stores))
+                deployment(
+                    folder / "service", apis=1, workers=workers, stores=json.dumps(stores), **more
+                )
             )
-            service = Service(processes.urls[0], tally, processes)
+            service = Service(processes.urls[0], tally, processes, more.get("remote_urls"))
         ending.enter_context(service.client)
         torture(world, service, seconds=seconds, kills=kills)
