@@ -157,7 +157,7 @@ async def bare_requests(url: str, texts: Sequence[str], batch: int, at_once: int
 
     async def lane(client: httpx2.AsyncClient) -> None:
         for start in starts:
-            asked = {"model": "prepared", "encoding_format": "base64"}
+            asked: dict[str, Any] = {"model": "prepared", "encoding_format": "base64"}
             asked |= {"input": texts[start : start + batch]}
             answer = await client.post(f"{url}/embeddings", content=orjson.dumps(asked))
             for each in orjson.loads(answer.content)["data"]:

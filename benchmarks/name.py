@@ -87,8 +87,8 @@ def world(latency_s: float) -> Iterator[World]:
         url = ending.enter_context(endpoint(latency_s))
         database = ending.enter_context(server(folder / "postgres")).database("stores")
         stores = json.dumps({"main": {"url": database.url, "remote_texts": True}})
-        settings = {"apis": 2, "workers": 1, "stores": stores, "remote_urls": url}
-        service = ending.enter_context(deployment(folder / "service", **settings))
+        where = {"stores": stores, "remote_urls": url}
+        service = ending.enter_context(deployment(folder / "service", apis=2, workers=1, **where))
         made = World(service.apis, database, url)
         with database.connect() as client:
             client.execute(f"CREATE TABLE items (id int PRIMARY KEY, body text, v vector({DIM}))")
@@ -97,12 +97,17 @@ def world(latency_s: float) -> Iterator[World]:
                 cursor.executemany("INSERT INTO items VALUES (%s, %s, %s)", rows)
         for model in ("old", "new"):
             options = {"url": url, "prompts": dict.fromkeys(("query", "document"), f"{model}: ")}
-            about = {"kind": "openai", "model": "prepared", "options": options}
+            about: dict[str, Any] = {"kind": "openai", "model": "prepared", "options": options}
             made.call("POST", "/encoders", name=model, **about)
-        store = {"kind": "pgvector", "address": "main", "collection": "items", "encoder": "old"}
+        store: dict[str, Any] = {
+            "kind": "pgvector",
+            "address": "main",
+            "collection": "items",
+            "encoder": "old",
+        }
         made.call("POST", "/stores", name="docs", text_field="body", **store)
         made.call("PUT", f"/aliases/{NAME}", store="docs")
-        plan = {"store": "docs", "target": "new", "fill": "embed", "min_recall": 0}
+        plan: dict[str, Any] = {"store": "docs", "target": "new", "fill": "embed", "min_recall": 0}
         made.migration = made.call("POST", "/migrations", **plan)["id"]
         made.job("run")
         made.job("verify")

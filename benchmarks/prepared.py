@@ -34,7 +34,8 @@ Vectors = NDArray[np.float32]
 def prepared() -> Vectors:
     """The vectors of the endpoint, of unit length."""
     made = np.random.default_rng(7).standard_normal((PREPARED, DIM)).astype(np.float32)
-    return made / np.linalg.norm(made, axis=1, keepdims=True)
+    lengths: Vectors = np.linalg.norm(made, axis=1, keepdims=True)
+    return made / lengths
 
 
 def place_of(text: str) -> int:
