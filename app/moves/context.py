@@ -72,6 +72,7 @@ class MigrationContext:
               does not run
     batch     rows that are read and not yet written
     written_back  old vectors of rows that clients wrote since the cutover, by how they were made
+    owed      rows that were not corrected after a switch: locked by a client, or written meanwhile
     """
 
     services: Services
@@ -83,6 +84,7 @@ class MigrationContext:
     old: Embedder | None
     batch: int
     written_back: Counter[str] = field(default_factory=Counter)
+    owed: set[StoreId] = field(default_factory=set)
 
     @property
     def live(self) -> Migration:
@@ -188,7 +190,8 @@ class MigrationContext:
         if not len(places):
             return seen.vectors
         ids = [seen.ids[place] for place in places.tolist()]
-        self.live.rewrite(Page(ids, seen.vectors[places]), made.vectors[places])
+        written = self.live.rewrite(Page(ids, seen.vectors[places]), made.vectors[places])
+        self.owed.update(set(ids).difference(written))
         return np.where(wrong[:, None], made.vectors, seen.vectors)
 
     def settle(self, ids: Sequence[StoreId], *, after_cutover: bool, switched: bool) -> None:

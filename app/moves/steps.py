@@ -90,7 +90,8 @@ def take_step(
                 drain_held(move, held)
             if step == "finish" and WINDOW in held.position:
                 raise StoreUnavailable(
-                    "Clients write faster than their texts are embedded. Try again in a minute."
+                    "Clients write faster than their texts are embedded, or hold rows in open "
+                    "transactions. End these, and try again in a minute."
                 )
         held.save(unchanged=found.row, position={**held.position, STEP: step})
         try:

@@ -138,18 +138,21 @@ def drain_held(
             applied += count
             if stop(count):
                 break
-        settled = is_over and count < FEW_CHANGES  # else some of the window may still wait
+        # Else some of the window may still wait.
+        settled = is_over and count < FEW_CHANGES and not move.owed
     except Unavailable:
         raise
     except AnchorageError as error:
         news["error"] = problem_of(error)
         raise
     finally:
-        if applied or news["error"] or settled:
+        if applied or news["error"] or settled or move.owed:
             counts = {"applied": applied, **move.usage()}
             total = {name: held.position.get(name, 0) + each for name, each in counts.items()}
             position = {**held.position, **total}
             if settled:
                 del position[WINDOW]
+            elif move.owed and window is not None:
+                position[WINDOW] = {**window, "ids": [*{*window["ids"], *move.owed}]}
             held.save(position=position, **news)
     return applied

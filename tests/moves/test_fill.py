@@ -174,6 +174,11 @@ def test_what_clients_write_around_a_switch_is_embedded_from_its_text(
         steps.take_step(table.services, CONTEXT, moving.id, "cutover")
     table.insert(ROWS + 1, old_vectors(1, 94))
     assert moving.now.row.position["window"]["ids"] == [ROWS]
+    with table.connect() as client, client.transaction():  # it holds a row, and changes nothing
+        client.execute(f"SELECT FROM {table.table} WHERE id = {ROWS} FOR UPDATE")
+        time.sleep(steps.WINDOW_S)
+        sync.sync_all(table.services)
+        assert ROWS in moving.now.row.position["window"]["ids"]
     until(lambda: sync.sync_all(table.services) >= 0 and not moving.now.row.position.get("window"))
     rows = table.read()
     for row in (ROWS, ROWS + 1):
