@@ -144,6 +144,11 @@ class MemoryCache:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self.used_bytes -= freed
 
+    def newest(self, count: int) -> dict[Any, Any]:
+        """Return the values that were used last."""
+        with self._lock:
+            return {key: value for key, (value, _) in list(self._entries.items())[-count:]}
+
     def _entry(self, key: Hashable) -> tuple[Any, int] | None:
         with self._lock:
             if key in self._entries:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from app.anchors import from_store
 from app.anchors import service as anchor_sets
 from app.context import RequestContext, Services
 from app.db import resources, tables
+from app.db.cache import MemoryCache
 from app.encoders import encoding
 from app.encoders.encoding import EncodedTexts
 from app.errors import AnchorageError, NotFound
@@ -81,10 +81,7 @@ class Embedder:
         self.encoder = encoder
         self.usage = Usage()
         self._services, self._context, self._concurrency = services, context, concurrency
-        self._remembered: LRUCache[bytes, Tensor] = LRUCache(
-            REMEMBERED_BYTES, getsizeof=lambda vector: vector.nbytes
-        )
-        self._lock = threading.Lock()
+        self._remembered = MemoryCache(REMEMBERED_BYTES)
 
     def embed(
         self,
@@ -118,8 +115,8 @@ class Embedder:
             # Copies: a row would keep the vectors of the whole part in memory.
             new = {left[place]: part.vectors[row].clone() for row, place in enumerate(part.places)}
             found.update(new)
-            with self._lock:  # also of a page that fails later: nothing is paid twice
-                self._remembered.update(new)
+            for digest, vector in new.items():  # also of a page that fails: nothing is paid twice
+                self._remembered.put(digest, vector, vector.nbytes)
 
         if left:
             encoding.encode_many(
@@ -141,16 +138,12 @@ class Embedder:
 
     def keep_newest(self, count: int) -> None:
         """Store the newest vectors where a later run finds them: their rows may not be written."""
-        with self._lock:
-            newest = dict(list(self._remembered.items())[-count:])
-        if newest:
+        if newest := self._remembered.newest(count):
             native_vectors.keep_vectors(self._services, self.encoder, newest, {})
 
     def _find(self, digests: Iterable[bytes]) -> dict[bytes, Tensor]:
-        with self._lock:
-            found = {
-                digest: self._remembered[digest] for digest in digests if digest in self._remembered
-            }
+        remembered = {digest: self._remembered.find(digest) for digest in digests}
+        found = {digest: vector for digest, vector in remembered.items() if vector is not None}
         left = [digest for digest in digests if digest not in found]
         return found | native_vectors.stored_vectors(self._services, self.encoder, left, {})
 

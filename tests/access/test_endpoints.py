@@ -47,6 +47,7 @@ OPERATIONS = {
         /pools/{name}
         /aliases/{name}
     """,
+    ("write", "PATCH"): "/migrations/{id}",
     ("admin", "GET"): "/api-keys /api-keys/{id} /audit",
     ("admin", "POST"): "/api-keys",
     ("admin", "DELETE"): "/api-keys/{id}",
@@ -62,7 +63,7 @@ def call(client, operation, headers=None):
     verb, path = operation
     id_ = "tr_" + "0" * 32 if path.startswith("/translators") else "0" * 32
     path = re.sub(r"{\w+}", "none", path.replace("{id}", id_))
-    body = {} if verb in ("POST", "PUT") and not path.endswith("/cancel") else None
+    body = {} if verb in ("POST", "PUT", "PATCH") and not path.endswith("/cancel") else None
     return client.request(verb, path, json=body, headers=headers)
 
 

@@ -152,10 +152,10 @@ def test_a_limit_pauses_and_the_message_says_how_to_raise_it(tmp_path: Path) -> 
 
 def test_an_address_gets_its_store_its_encoders_and_a_service(tmp_path: Path) -> None:
     """The service that the command starts goes on after it."""
-    write_questions("questions")
+    write_questions("faq")
     url = f"http://127.0.0.1:{free_port()}"
     terminal = Terminal(data_dir=tmp_path, url=url)
-    asked = (SERVER().url, "--table", "questions", "--text-field", "body")
+    asked = (SERVER().url, "--table", "faq", "--text-field", "body")
     command = [sys.executable, "-m", "app.cli", "migrate", *asked, "--yes"]
     command += ["--target", "all-MiniLM-L6-v2"]
     variables = {**os.environ, **terminal.environment}
@@ -163,10 +163,10 @@ def test_an_address_gets_its_store_its_encoders_and_a_service(tmp_path: Path) ->
     [process] = re.findall(r"`kill (\d+)`", done.stderr)
     try:
         assert done.returncode == 0, done.stderr
-        assert "Next: anchorage migrate cutover questions" in done.stdout
+        assert "Next: anchorage migrate cutover faq" in done.stdout
         again = terminal.json("migrate", *asked, "--target", "all-MiniLM-L6-v2", "--cutover")
-        assert (again["source"], again["state"]) == ("questions-old", "cut-over")
-        assert vectors("questions").shape == (len(TEXTS), 384)
+        assert (again["source"], again["state"]) == ("faq-old", "cut-over")
+        assert vectors("faq").shape == (len(TEXTS), 384)
     finally:
         os.kill(int(process), signal.SIGTERM)
 
