@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.context import RequestContext, Services
+from app.context import Services
 from app.db import tables
 from app.errors import AddressNotListed, AnchorageError
-from app.moves.embedding import USAGE, Embedder, runs_here
+from app.moves.embedding import USAGE, Embedder, context_of, runs_here
 from app.moves.maps import MigrationMaps, load_maps
 from app.moves.queries import STEP
 from app.ops.devices import is_device_failure
@@ -43,7 +43,6 @@ DRAIN_S = 20.0
 #: clients who write all the time leave a few changes after each batch: such a batch is the last
 FEW_CHANGES = 20
 
-
 #: least cosine of two vectors that count as equal: stores round to float16
 EQUAL_COSINE = 1 - 1e-4
 
@@ -60,6 +59,13 @@ class NewRows:
     known: int
     encoded: int
     missing: NDArray[np.intp]
+
+    def usable(self, ids: Sequence[StoreId]) -> tuple[Sequence[StoreId], StoreVectors]:
+        """Return the rows that have a vector; `ids` are those of all rows."""
+        if not len(self.missing):
+            return ids, self.vectors
+        kept = np.setdiff1d(np.arange(len(ids)), self.missing)
+        return [ids[place] for place in kept.tolist()], self.vectors[kept]
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,13 +210,10 @@ class MigrationContext:
             self.correct(seen, after_cutover=after_cutover)
         elif not after_cutover and len(seen.ids):
             made = self.make_new(seen.ids, seen.vectors)
-            kept = np.setdiff1d(np.arange(len(seen.ids)), made.missing).tolist()
-            self.migration.write(
-                [seen.ids[place] for place in kept], made.vectors[kept], replace=True
-            )
+            self.migration.write(*made.usable(seen.ids), replace=True)
 
     def usage(self) -> dict[str, int]:
-        """Return what was embedded, and written back, since this was last asked for."""
+        """Return the counts since the last call: of tokens, truncated texts, and old vectors."""
         taken = [each.usage.take() for each in (self.embedder, self.old) if each is not None]
         found = {name: sum(each[name] for each in taken) for name in USAGE} | self.written_back
         self.written_back.clear()
@@ -285,7 +288,7 @@ def open_migration(services: Services, row: tables.MigrationRow) -> MigrationCon
     fitted.set_result(load_maps(services, row))
     store = services.stores.open(services.stores.location(row.store))
     migration = store.migration(tag_of(row), row.target.dim)
-    context = RequestContext(row.project, origin=f"migration {row.id}")
+    context = context_of(row)
     batch = int(row.plan.get("batch") or USUAL_BATCH)
     embedder = old = None
     if row.plan.get("fill") == "embed":

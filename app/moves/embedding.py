@@ -31,7 +31,6 @@ REMEMBERED_BYTES = 64 * 2**20
 #: fewest pairs that make a map
 FEWEST_PAIRS = 3
 
-
 #: what embedding costs: tokens, and texts that the encoder read only in part
 USAGE = ("tokens", "truncated")
 
@@ -157,6 +156,11 @@ def runs_here(encoder: tables.EncoderRow) -> bool:
     return True
 
 
+def context_of(row: tables.MigrationRow) -> RequestContext:
+    """Return for whom a migration works, as the audit log names it."""
+    return RequestContext(row.project, origin=f"migration {row.id}")
+
+
 def make_anchors(
     services: Services,
     held: Lease,
@@ -172,7 +176,6 @@ def make_anchors(
     Raises the errors of the store and of `encode`.
     """
     row = held.row
-    context = RequestContext(row.project, origin=f"migration {row.id}")
     name = f"{row.store.name[:40]}-{row.target.name[:40]}-{row.id[:8]}"
     try:
         with services.db.transaction() as session:
@@ -204,16 +207,15 @@ def make_anchors(
             {each: torch.from_numpy(vectors[places]) for each, vectors in pairs.items()},
         )
         with services.db.transaction() as session:
-            anchor_sets.add_anchor_set(session, context, built)
+            anchor_sets.add_anchor_set(session, context_of(row), built)
     return name
 
 
 def fit_maps(services: Services, held: Lease, name: str) -> MigrationMaps | None:
     """Fit the maps of a migration to an anchor set, and store them."""
     row = held.row
-    context = RequestContext(row.project, origin=f"migration {row.id}")
     request = FitRequest(row.store.encoder.name, row.target.name, name, "auto", {})
-    maps = build_maps(services, context, request)
+    maps = build_maps(services, context_of(row), request)
     plan = {
         **row.plan,
         "anchor_set": name,

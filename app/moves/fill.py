@@ -25,7 +25,7 @@ EMBEDDED_AT_ONCE, PAGES_IN_FLIGHT = 2, 4
 PATIENCE_S = 120.0
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
-#: longest time between two signs of life
+#: longest time between two signs of life while a run waits
 HEARD_EVERY_S = 0.2
 
 

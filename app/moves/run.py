@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from app.context import Services
@@ -26,7 +25,7 @@ from app.jobs.worker import MAX_ATTEMPTS, JobResult, NoFurtherAttempt, problem_o
 from app.moves import sync, verify
 from app.moves.context import MigrationContext, NewRows, open_migration, without_url
 from app.moves.embedding import USAGE, fit_maps, make_anchors
-from app.moves.fill import TextSweep, wait_for_encoder
+from app.moves.fill import HEARD_EVERY_S, TextSweep, wait_for_encoder
 from app.moves.lease import LEASE_S, Lease, take_lease
 from app.moves.service import wrong_state
 from app.stores.port import Page, TextPage
@@ -38,9 +37,6 @@ COUNTS = ("rows", "skipped", "anchors", "encoded", "applied", *USAGE)
 
 #: how often captured changes are applied during a sweep
 DRAINED_EVERY_S = 1.0
-
-#: longest time between two signs of life while a run waits
-LONGEST_NAP_S = 0.2
 
 #: ids of skipped rows that are kept
 SKIPPED_SHOWN = 20
@@ -254,16 +250,13 @@ class Run:
         position, found = {**self._position, "cursor": page.cursor}, dict(self._held.row.found)
         if len(page.ids) == 0:
             return position, found
-        ids, vectors = page.ids, made.vectors
         if len(made.missing):
             lost = [page.ids[place] for place in made.missing.tolist()]
-            kept = np.setdiff1d(np.arange(len(page.ids)), made.missing)
-            ids, vectors = [page.ids[place] for place in kept.tolist()], vectors[kept]
             position["skipped"] += len(lost)
             shown = [*found.get("skipped", []), *lost]
             found["skipped"] = list(dict.fromkeys(shown))[:SKIPPED_SHOWN]
         again = bool(position.get("again"))
-        self._move.migration.write(ids, vectors, replace=again)
+        self._move.migration.write(*made.usable(page.ids), replace=again)
         position["rows"] += len(page.ids)
         position["anchors"] += made.known
         position["encoded"] += made.encoded
@@ -294,7 +287,7 @@ class Run:
 
     def _wait(self, ends: float) -> None:
         while (left := ends - time.monotonic()) > 0:
-            time.sleep(min(left, LONGEST_NAP_S))
+            time.sleep(min(left, HEARD_EVERY_S))
             self._report(self._facts["phase"])
 
     def _save(self, position: dict[str, Any], **values: Any) -> None:

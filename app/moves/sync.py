@@ -1,7 +1,8 @@
 """Writes of clients to the store reach the other side, from `filled` until `finish`.
 
-Before a cutover their old vectors are translated; after it their new vectors are translated back,
-so that a rollback stays possible for weeks.
+Before a cutover their texts are embedded, or their old vectors translated, as the plan says. After
+it the old encoder embeds the texts, or the new vectors are translated back, so that a rollback
+stays possible for weeks.
 """
 
 from __future__ import annotations
