@@ -148,6 +148,7 @@ def kind_of(address: str) -> str:
 def without_password(address: str) -> str:
     """Return an address with PASSWORD in the place of its password."""
     found = re.sub(r"(?<=://)([^/@:]*):.*@", r"\1:PASSWORD@", address)
+    found = re.sub(r"^(https?://)[^/@:]+@", r"\1PASSWORD@", found)  # a key without a user
     return re.sub(r"((?:password|api_key)=)[^&\"]*", r"\1PASSWORD", found)
 
 
