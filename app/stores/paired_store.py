@@ -313,10 +313,10 @@ class PairedStore(Store):
         """
         while True:
             rows, cursor = self.rows_after(place, cursor, limit, vectors=True, content=content)
-            if keep:
+            rows = [row for row in rows if row.vector is not None]
+            if keep and rows:  # pages without a vector must not push out those that are embedded
                 with self._served_lock:
                     self._served.append({row.id: row for row in rows})
-            rows = [row for row in rows if row.vector is not None]
             if rows or cursor is None:
                 return rows, cursor
 

@@ -65,6 +65,27 @@ def several(folder: Path) -> StoreLocation:
     return StoreLocation("qdrant", location.url, location.collection, vector_field="a")
 
 
+def test_rows_without_a_vector_push_out_none_whose_text_is_embedded(tmp_path: Path) -> None:
+    """A client changes such a text, of which the new vector is not."""
+    made = {"a": VECTORS[0].tolist()}
+    points = [
+        models.PointStruct(id=row, vector=made if row in (0, 99) else {}, payload={"text": "first"})
+        for row in range(100)
+    ]
+    location = local(tmp_path, {"a": models.VectorParams(size=OLD_DIM, distance=COSINE)}, points)
+    store = open_store(location)
+    migration = store.migration(TAG, NEW_DIM)
+    migration.prepare()
+    page = store.scroll_texts(None, 5)
+    assert (page.texts, store.scroll_texts(page.cursor, 5).ids) == (["first"], [99])
+    with visit(location) as client:
+        client.set_payload("items", {"text": "second"}, points=[0])
+    migration.write(page.ids, np.ones((1, NEW_DIM), np.float32))
+    migration.build_index()
+    changes = migration.changes(100)
+    assert 0 in set(changes.ids) - {*changes.same_text}
+
+
 def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path) -> None:
     location = several(tmp_path)
     store = open_store(location)
