@@ -307,4 +307,6 @@ class Run:
             self._facts["eta_s"] = round(max(0, total - rows) / rate, 1) if rate > 0 else None
         else:
             self._facts |= {"rows_per_second": None, "eta_s": None}
+        if (price := self._limits.get("price_per_million_tokens")) is not None:
+            self._facts["spent"] = self._position.get("tokens", 0) * price / 1e6
         self._progress(rows, max(rows, total, 1), self._facts)
