@@ -29,7 +29,7 @@ from app.search import native_vectors
 from app.search.schemas import StoreSearchRequest
 from app.search.service import search_store
 from tests.encoders.models.remote.endpoints import FakeEndpoint, allow_url, expected_vector
-from tests.helpers import CONTEXT
+from tests.helpers import CONTEXT, alter
 from tests.moves.moving import Moving, Table, begin_table, old_vectors
 from tests.pgvector_server import PgvectorServer
 from tests.waiting import until
@@ -248,11 +248,12 @@ def test_an_encoder_that_stays_away_pauses_the_run(
 
 
 def test_a_paused_run_loses_at_most_a_batch(table: Table, endpoint: FakeEndpoint) -> None:
-    moving = plan(table, rows_per_second=100.0, batch=40)
+    moving = plan(table, rows_per_second=100.0, batch=40, price_per_million_tokens=1.0)
     endpoint.seen.clear()
     thread = threading.Thread(target=moving.do, args=("run",))
     thread.start()
     until(lambda: moving.now.progress["rows"] >= 80)
+    assert moving.now.job.progress["spent"] > 0
     migrations.pause(table.services, CONTEXT, moving.id)
     thread.join()
     assert moving.state == "paused"
@@ -308,6 +309,9 @@ def test_clients_come_back_to_the_old_vectors_while_the_encoder_is_away(
     steps.take_step(table.services, CONTEXT, moving.id, "cutover")
     table.insert(ROWS, old_vectors(1, 94))
     endpoint.refusals = [(503, {}, {})] * 100
+    row = moving.now.row  # of a machine whose clock is ahead
+    ahead = {**row.position["window"], "until": time.time() + 3600}
+    alter(table.services, row, position={**row.position, "window": ahead})
     steps.take_step(table.services, CONTEXT, moving.id, "rollback")
     assert (moving.state, table.read()[5][0].shape) == ("rolled-back", (24,))
 
