@@ -22,7 +22,7 @@ from anchorage_client._async.resources import (
     AsyncJobs,
     AsyncModels,
 )
-from anchorage_client._async.stores import AsyncMigration, AsyncMigrations, AsyncStores
+from anchorage_client._async.stores import LIMITS, AsyncMigration, AsyncMigrations, AsyncStores
 from anchorage_client._async.translators import AsyncTranslator, AsyncTranslators
 from anchorage_client._async.transport import AsyncTransport, Json, members_of
 from anchorage_client.errors import ConflictError, reading, rows_from
@@ -106,7 +106,8 @@ class AsyncClient(AsyncMeasures):
 
         Returns the migration: `wait` waits until every row has its vector, then come `verify` and
         `cutover`. The options are those of `migrations.create`; a migration that is under way
-        keeps its own. Raises ConflictError where the store moves to another encoder.
+        keeps its own, and takes new limits unless it runs. Raises ConflictError where the store
+        moves to another encoder.
         """
         try:
             migration = await self.migrations.create(store=store, target=target, **options)
@@ -116,6 +117,9 @@ class AsyncClient(AsyncMeasures):
             migration = await self.migrations.get(str(error.problem["migration"]))
             if migration.data["target"] != target:
                 raise
+            limits = {name: options[name] for name in LIMITS if options.get(name) is not None}
+            if limits and migration.state in ("planned", "paused"):
+                migration = await self.migrations.update(migration.id, **limits)
         if migration.state in ("planned", "paused"):
             await migration.run(as_job=True)
             await migration.refresh()

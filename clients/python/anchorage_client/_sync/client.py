@@ -22,7 +22,7 @@ from anchorage_client._sync.resources import (
     Jobs,
     Models,
 )
-from anchorage_client._sync.stores import Migration, Migrations, Stores
+from anchorage_client._sync.stores import LIMITS, Migration, Migrations, Stores
 from anchorage_client._sync.translators import Translator, Translators
 from anchorage_client._sync.transport import Json, Transport, members_of
 from anchorage_client.errors import ConflictError, reading, rows_from
@@ -106,7 +106,8 @@ class Client(Measures):
 
         Returns the migration: `wait` waits until every row has its vector, then come `verify` and
         `cutover`. The options are those of `migrations.create`; a migration that is under way
-        keeps its own. Raises ConflictError where the store moves to another encoder.
+        keeps its own, and takes new limits unless it runs. Raises ConflictError where the store
+        moves to another encoder.
         """
         try:
             migration = self.migrations.create(store=store, target=target, **options)
@@ -116,6 +117,9 @@ class Client(Measures):
             migration = self.migrations.get(str(error.problem["migration"]))
             if migration.data["target"] != target:
                 raise
+            limits = {name: options[name] for name in LIMITS if options.get(name) is not None}
+            if limits and migration.state in ("planned", "paused"):
+                migration = self.migrations.update(migration.id, **limits)
         if migration.state in ("planned", "paused"):
             migration.run(as_job=True)
             migration.refresh()

@@ -21,6 +21,15 @@ from anchorage_client.fields import Role, text_list
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
 
+#: options of a plan that can be changed while it is planned or paused
+LIMITS = (
+    "price_per_million_tokens",
+    "max_price",
+    "texts_per_minute",
+    "rows_per_second",
+    "concurrency",
+)
+
 
 class Stores(Resource):
     """Stores: collections of vectors in pgvector, Qdrant, Chroma, LanceDB or files."""
