@@ -244,6 +244,9 @@ def _go_on(migration: Migration, cutover: bool, as_json: bool) -> None:
     if cutover and "cutover" in migration.next:
         migration.cutover()
     _report(migration.data, as_json)
+    done = ("cut-over",) if cutover else ("filled", "cut-over", "rolled-back")
+    if migration.state not in done:  # somebody paused it, or the store has no cutover
+        raise typer.Exit(1)
 
 
 def _require_passed(found: Mapping[str, Any], as_json: bool) -> None:

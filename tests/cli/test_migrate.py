@@ -107,6 +107,8 @@ def test_ctrl_c_leaves_the_run_and_the_same_command_continues_with_other_limits(
         calls.append(options)
         if len(calls) == 1:
             raise KeyboardInterrupt
+        if len(calls) == 2:
+            terminal.ok("migrate", "pause", "docs")
         return wait(self, **options)
 
     monkeypatch.setattr(Job, "wait", interrupted)
@@ -114,6 +116,8 @@ def test_ctrl_c_leaves_the_run_and_the_same_command_continues_with_other_limits(
     assert stopped.exit_code == 130, stopped.output
     assert "To stop it: anchorage migrate pause docs" in said(stopped.stderr)
     assert "is running" in terminal.ok("migrate", "status", "docs")
+    paused = terminal.run("migrate", "docs", "--cutover")  # its run is paused meanwhile
+    assert (paused.exit_code, "is paused" in paused.stdout) == (1, True)
     done = terminal.json("migrate", "docs", "--rows-per-second", "1e6", "--cutover")
     assert (done["state"], done["progress"]["rows"]) == ("cut-over", ROWS)
 
@@ -145,7 +149,9 @@ def test_a_limit_pauses_and_the_message_says_how_to_raise_it(tmp_path: Path) -> 
         assert "60, to embed by new" in said(paused.stdout)
         assert "ERROR (limit-reached)" in said(paused.stderr)
         assert "To go on: anchorage migrate docs --max-price 0.02" in said(paused.stderr)
-        done = terminal.json("migrate", "docs", "--max-price", "20")
+        with Client(url) as client:
+            client.migrate("docs", target="new", max_price=20.0).wait()
+        done = terminal.json("migrate", "docs")
         assert (done["state"], done["progress"]["encoded"]) == ("filled", len(TEXTS))
         assert done["progress"]["spent"] > 0
 
@@ -189,6 +195,7 @@ def test_no_password_of_an_address_is_printed() -> None:
     for address in (
         "postgresql://app:s3cret/and@more@db/shop",
         "https://:s3cret@qdrant:6333",
+        "https://s3cret@qdrant:6333",
         "postgresql://app@db/shop?password=s3cret&sslmode=require",
     ):
         assert "s3cret" not in without_password(address)
