@@ -27,7 +27,7 @@ class StoreEntry(BaseModel):
 
     url: str = Field(min_length=1)
     projects: tuple[str, ...] = ("default",)
-    #: whether remote encoders may read the texts of its rows
+    #: whether searches may send the texts of its rows to a remote encoder
     remote_texts: bool = False
 
     @model_validator(mode="before")
@@ -115,8 +115,8 @@ class Settings(BaseSettings):
             "vector stores that clients may connect, as JSON: a name for each address, as "
             '`{"main": "postgresql://user:password@host/name"}` or '
             '`{"main": {"url": "...", "projects": ["shop"], "remote_texts": true}}`, with the '
-            "projects that may use it (without names, only `default`), and whether remote encoders "
-            "may read its texts. Default: none"
+            "projects that may use it (without names, only `default`), and whether searches may "
+            "send its texts to a remote encoder, as a migration to one does. Default: none"
         ),
     )
     model_bytes: int = Field(
