@@ -58,7 +58,8 @@ class TextSweep:
         """
         waiting: deque[tuple[TextPage, Future[NewRows]]] = deque()
         ended = False
-        executor = ThreadPoolExecutor(EMBEDDED_AT_ONCE, "embed")
+        at_once = min(EMBEDDED_AT_ONCE, self._move.row.plan["limits"]["concurrency"])
+        executor = ThreadPoolExecutor(at_once, "embed")
         try:
             while True:
                 while not self.no_more and len(waiting) < PAGES_IN_FLIGHT - 1:
