@@ -21,6 +21,10 @@ STEP = "step"
 #: the store refused the switch
 WINDOW = "window"
 
+#: the member of `position` about a rollback that the store refused: the ids of rows that it has
+#: translated, which are embedded after the next one
+TRANSLATED_BACK = "translated_back"
+
 
 def migration(session: Session, project: str, migration_id: str) -> MigrationRow:
     """Return a migration of the project."""

@@ -30,7 +30,7 @@ from app.errors import (
 )
 from app.moves.context import MigrationContext, open_migration, without_url
 from app.moves.lease import LEASE_S, Lease, take_lease
-from app.moves.queries import STEP, WINDOW
+from app.moves.queries import STEP, TRANSLATED_BACK, WINDOW
 from app.moves.service import (
     MigrationStatus,
     find_migration,
@@ -148,7 +148,7 @@ def _record(context: RequestContext, held: Lease, step: str, news: dict[str, Any
 
     position = _without_step(held)
     if news and row.plan.get("fill") == "embed":
-        ids = position.get(WINDOW, {}).get("ids", [])
+        ids = [*position.get(WINDOW, {}).get("ids", []), *position.pop(TRANSLATED_BACK, [])]
         position[WINDOW] = {"ids": ids, "until": time.time() + WINDOW_S}
     held.save(
         within=write,

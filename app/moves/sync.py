@@ -27,7 +27,7 @@ from app.moves.context import (
     without_url,
 )
 from app.moves.lease import Lease, take_lease
-from app.moves.queries import WINDOW
+from app.moves.queries import TRANSLATED_BACK, WINDOW
 from app.moves.service import CALL_STATES
 from app.ops.devices import is_device_failure
 
@@ -152,7 +152,9 @@ def drain_held(
             total = {name: held.position.get(name, 0) + each for name, each in counts.items()}
             position = {**held.position, **total}
             if settled:
-                del position[WINDOW]
+                ids = position.pop(WINDOW)["ids"]
+                if after_cutover and not switched:
+                    position[TRANSLATED_BACK] = ids
             elif move.owed and window is not None:
                 position[WINDOW] = {**window, "ids": [*{*window["ids"], *move.owed}]}
             held.save(position=position, **news)

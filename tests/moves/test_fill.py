@@ -28,9 +28,16 @@ from app.moves.context import open_migration
 from app.search import native_vectors
 from app.search.schemas import StoreSearchRequest
 from app.search.service import search_store
-from tests.encoders.models.remote.endpoints import FakeEndpoint, allow_url, expected_vector
+from app.stores.schemas import NewStore
+from app.stores.service import create_store
+from tests.encoders.models.remote.endpoints import (
+    FakeEndpoint,
+    allow_url,
+    expected_vector,
+    expected_vectors,
+)
 from tests.helpers import CONTEXT, alter
-from tests.moves.moving import Moving, Table, begin_table, old_vectors
+from tests.moves.moving import Moving, Table, begin_table, make_table, old_vectors
 from tests.pgvector_server import PgvectorServer
 from tests.waiting import until
 
@@ -314,6 +321,61 @@ def test_clients_come_back_to_the_old_vectors_while_the_encoder_is_away(
     alter(table.services, row, position={**row.position, "window": ahead})
     steps.take_step(table.services, CONTEXT, moving.id, "rollback")
     assert (moving.state, table.read()[5][0].shape) == ("rolled-back", (24,))
+
+
+def test_a_rollback_after_a_refused_one_leaves_no_translated_vector(
+    table: Table, endpoint: FakeEndpoint
+) -> None:
+    """The old encoder runs, and the refused rollback has translated a row."""
+    options = {"url": endpoint.url, "dim": 16}
+    was = NewEncoder(name="was", kind="openai", model="truth", options=options)
+    encoders.create_encoder(table.services, CONTEXT, was)
+    made = make_table(
+        table.server, expected_vectors([f"row {row}" for row in range(ROWS)], 16).numpy()
+    )
+    place = {"kind": "pgvector", "address": "main", "collection": made, "text_field": "body"}
+    create_store(table.services, CONTEXT, NewStore(name=made, encoder="was", **place))
+    table = replace(table, table=made)
+    moving = plan(table)
+    for action in ("run", "verify"):
+        moving.do(action)
+    steps.take_step(table.services, CONTEXT, moving.id, "cutover")
+    store = open_migration(table.services, moving.row).live
+
+    def refuse(self: Any, translate: Any) -> Any:
+        table.insert(ROWS, np.stack([expected_vector(f"row {ROWS}")]))
+        self._drain(translate, time.monotonic() + 10)
+        raise StoreChanged("An index is missing.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(store), "rollback", refuse)
+        with pytest.raises(StoreChanged):
+            steps.take_step(table.services, CONTEXT, moving.id, "rollback")
+    steps.take_step(table.services, CONTEXT, moving.id, "rollback")
+    until(lambda: sync.sync_all(table.services) >= 0 and not moving.now.row.position.get("window"))
+    found = table.read()[ROWS][0]
+    assert np.allclose(found, expected_vector(f"row {ROWS}", 16), atol=1e-5)
+
+
+def test_a_run_sends_no_more_requests_at_once_than_its_concurrency(
+    table: Table, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_store, "USUAL_SIZE", 20)
+    moving = plan(table, concurrency=1)
+    one, beside = threading.Lock(), list[str]()
+
+    def answer(handler: Any) -> None:
+        body = json.loads(handler.body())
+        if not one.acquire(blocking=False):
+            beside.extend(body["input"])
+        else:
+            time.sleep(0.02)
+            one.release()
+        handler.openai(body)
+
+    endpoint.behaviour = answer
+    moving.do("run")
+    assert (moving.state, beside) == ("filled", [])
 
 
 def test_anchors_are_kept_batch_by_batch(
