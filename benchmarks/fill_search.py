@@ -118,6 +118,8 @@ class Pair:
             unknown = base.masked_fill(block, -torch.inf).sort(descending=True, stable=True).indices
             block[unknown[: min(USUAL_NATIVE, int((~block).sum()))]] = True
             native = self.native[query, first].where(block, torch.nan)
+            if share:  # translations predict the native scores that miss
+                block, base = torch.ones_like(block), self.translated[query, first]
             ranking, _ = order_block(base, native, block, old[first] if runs else None)
             yield first[ranking[:10]].tolist()
 

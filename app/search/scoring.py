@@ -261,7 +261,7 @@ async def score_candidates(
     known   places among the candidates, and the vectors that the store has of the target: native
             ones, else they replace the translations
     """
-    scores, old, own, translated, (weight, chosen_by) = await to_thread.run_sync(
+    scores, old, own, new, translated, (weight, chosen_by) = await to_thread.run_sync(
         _score, services, context.project, scoring, stored, counts, known
     )
     warnings = [*warnings_about_change(*scoring.encoders)]
@@ -283,6 +283,7 @@ async def score_candidates(
             parts,
             olds,
             torch.split(own, list(counts)),
+            torch.split(new, list(counts)),
             native_weighting[0],
         )
         if old is not None and any(bool(is_native.any()) for *_, is_native in ordered):
@@ -301,9 +302,10 @@ def _score(
     stored: Tensor,
     counts: Sequence[int],
     known: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor | None, Tensor, TranslatedRows, Weighting]:
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, TranslatedRows, Weighting]:
     """Return the scores (n,), the old encoder's (n,), those of native vectors that the store has
-    (n,), NaN where it has none, the translations, and the weight.
+    (n,), NaN where it has none, those of translations (n,), or the old ones without a map, the
+    translations, and the weight.
     """
     served, count = scoring.served, len(stored)
     translated = TranslatedRows(torch.empty(count, 0), *no_flags(count))
@@ -312,7 +314,7 @@ def _score(
     old = None if scoring.old_queries is None else scores
     own = torch.full((count,), torch.nan, dtype=torch.float64)
     if not count:
-        return scores, old, own, translated, weighting
+        return scores, old, own, scores, translated, weighting
     if scoring.old_queries is not None:
         readable = stored.float() if stored.dtype is torch.float16 else stored
         scores = old = maths.cosines(scoring.old_queries, readable, counts)
@@ -320,15 +322,16 @@ def _score(
         places, vectors = known
         of_each = torch.bincount(maths.owners_of(counts)[places], minlength=len(counts)).tolist()
         own[places] = maths.cosines(scoring.queries, vectors.float(), of_each)
+    new = scores
     if served is not None:
         translated = served.start(services, project, stored).result()
         if known is not None and not scoring.embedded:
             places, vectors = known
             translated.vectors[places] = vectors.float()
-        scores = maths.cosines(scoring.queries, translated.vectors, counts)
+        scores = new = maths.cosines(scoring.queries, translated.vectors, counts)
         if old is not None and weighting[0] is not None:
             [scores] = maths.fuse(scores, old, maths.owners_of(counts), [weighting[0]])
-    return scores, old, own, translated, weighting
+    return scores, old, own, new, translated, weighting
 
 
 async def _order_natively(
@@ -338,6 +341,7 @@ async def _order_natively(
     base: Sequence[Tensor],
     old: Sequence[Tensor] | None,
     own: Sequence[Tensor],
+    new: Sequence[Tensor],
     weight: float,
 ) -> tuple[list[tuple[Tensor, Tensor, Tensor]], NativeVectors]:
     """Embed the texts of the first candidates without a native score, and order all.
@@ -345,6 +349,7 @@ async def _order_natively(
     base  for each query, (m,) the best scores known before
     old   for each query, (m,) the old encoder's scores, which count too; None: they do not
     own   for each query, (m,) native scores by vectors of the store, NaN where there is none
+    new   for each query, (m,) scores of translations, which predict the native ones that miss
 
     Return for each query (m,) positions, best first, their scores, and whether these are native.
     """
@@ -370,11 +375,13 @@ async def _order_natively(
             native[first[there]] = maths.cosines(
                 scoring.queries[query : query + 1], rows, [len(there)]
             )
-        # Where no text can be embedded, all others get the native score that is predicted.
-        block = ~native.isnan() if request else torch.ones_like(native, dtype=torch.bool)
+        block, guess = torch.zeros_like(native, dtype=torch.bool), base[query]
         block[first] = True
+        if not bool(known.isnan().all()):
+            # A row does not precede others only because the store has its new vector already.
+            block, guess = torch.ones_like(block), new[query]
         order, scores = order_block(
-            base[query], native, block, None if old is None else old[query], weight
+            guess, native, block, None if old is None else old[query], weight
         )
         ordered.append((order, scores, ~native[order].isnan()))
     return ordered, made
