@@ -11,6 +11,8 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors
 from app.maths.geometry.space import draw_rows, fit_space
+from app.maths.quality.metrics import unit
+from app.maths.translators.kernel import LANDMARKS, hold_out_folds
 from app.maths.translators.methods import Options, fit
 from app.maths.translators.translator import apply
 
@@ -25,6 +27,10 @@ MAX_HELD_OUT = 2000
 
 #: A fold with fewer distinct anchors is too small an index.
 SMALLEST_FOLD = 5
+
+#: From so many anchors on, the folds of a kernel share what hardly depends on one of them: ridge,
+#: means and whitening.
+FEWEST_SHARED = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +63,8 @@ def hold_out(
     anchors each.
     Anchors that are equal on either side share a fold and count once: with a copy in another fold,
     a fit would have seen them. Of many anchors, only enough folds are held out to contain
-    MAX_HELD_OUT of them; the rows of the other folds do not count, and are zero.
+    MAX_HELD_OUT of them; the rows of the other folds do not count. A kernel of FEWEST_SHARED
+    anchors and more has one inverse for all folds.
     Returns None below FEWEST_DISTINCT groups, or when all anchors outside a fold are one vector.
     Raises InvalidOption.
     """
@@ -69,6 +76,8 @@ def hold_out(
     folds = int(fold_of.max()) + 1
     enough = min(folds, math.ceil(MAX_HELD_OUT * folds / int(first.sum())))
     first &= fold_of < enough
+    if name == "kernel" and FEWEST_SHARED <= len(source) <= LANDMARKS:
+        return HeldOutTranslations(_by_one_inverse(source, target, options, fold_of), *parts)
     translated = torch.zeros_like(target)
     for fold in range(enough):
         in_fold = fold_of == fold
@@ -77,6 +86,22 @@ def hold_out(
         except DegenerateAnchors:
             return None
     return HeldOutTranslations(translated, first, fold_of)
+
+
+def _by_one_inverse(
+    source: Float64[Tensor, "k dx"],
+    target: Float64[Tensor, "k dy"],
+    options: Options,
+    fold_of: Int64[Tensor, " k"],
+) -> Float64[Tensor, "k dy"]:
+    x, y = fit_space(source), fit_space(target)
+    chosen = {name: options[name] for name in ("ridge", "decode_power")}
+    outputs = hold_out_folds(x, y, fold_of, **chosen)
+    if options["renormalise"]:
+        outputs = unit(outputs)
+    if options["keep_norms"]:
+        outputs *= (x.norms / x.scale)[:, None]
+    return y.mean + y.scale * outputs
 
 
 def cut_into_folds(

@@ -33,7 +33,7 @@ from app.maths.translators.decoder import kernel_of
 
 #: Anchors that choose the ridge at most: its cost grows with the cube of their number, and it
 #: hardly depends on it.
-MAX_GCV_ANCHORS = 1024
+MAX_GCV_ANCHORS = 512
 
 #: The most landmarks of a fit.
 LANDMARKS = 2048
@@ -83,10 +83,7 @@ def fit_kernel(
     rows = usable[draw_rows(len(usable), LANDMARKS)].sort().values
     centres = source.unit[rows]
     kernel = kernel_of(centres @ centres.T)
-    if ridge is None:
-        few = draw_rows(len(rows), MAX_GCV_ANCHORS)
-        ridge = _choose_ridge(kernel[few][:, few], target.unit[rows[few]])
-    ridge = max(ridge, LEAST_KERNEL_RIDGE)
+    ridge = _ridge_of(kernel, target.unit[rows], ridge)
     if len(rows) == len(usable):
         kernel.diagonal().add_(ridge)
         weights = torch.cholesky_solve(target.unit[rows], torch.linalg.cholesky(kernel))
@@ -104,11 +101,53 @@ def fit_kernel(
         solved = torch.cholesky_solve(products, torch.linalg.cholesky(gram))
         weights = torch.linalg.solve_triangular(factor, solved, upper=True)
     if decode_power > 0.0:
-        values, right = squared_spectrum(target.unit, noise=target.noise)
-        whitened = whitened_values(values, target.unit.shape, power=decode_power, ridge=None)
-        factors = whitened / values * (values.norm() / whitened.norm())
-        weights = weights @ (right.T * factors) @ right
+        weights = weights @ _whitening(target, decode_power)
     return KernelFit(centres, weights, rows)
+
+
+def hold_out_folds(
+    source: Space,
+    target: Space,
+    fold_of: Int64[Tensor, " n"],
+    *,
+    ridge: float | None,
+    decode_power: float,
+) -> Float64[Tensor, "n dy"]:
+    """What the weights of the anchors outside a fold make of each anchor in it, (n, d_y), before it
+    is scaled and placed. Ridge, centres and whitening are those of all anchors.
+
+    fold_of  (n,) the fold of each anchor; the other arguments are those of `fit_kernel`
+    With A = f(U_x U_x^T) + ridge I, the outputs of fold S are Y_S - ((A^-1)_SS)^-1 (A^-1 Y)_S: no
+    fold needs a fit of its own. Source: An, Liu and Venkatesh 2007, "Fast cross-validation
+    algorithms for least squares support vector machine and kernel ridge regression".
+    """
+    kernel = kernel_of(source.unit @ source.unit.T)
+    kernel.diagonal().add_(_ridge_of(kernel, target.unit, ridge))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel))
+    weights, outputs = inverse @ target.unit, target.unit.clone()
+    for fold in torch.unique(fold_of):
+        rows = (fold_of == fold).nonzero().flatten()
+        outputs[rows] -= torch.linalg.solve(inverse[rows][:, rows], weights[rows])
+    return outputs @ _whitening(target, decode_power) if decode_power > 0.0 else outputs
+
+
+def _whitening(target: Space, power: float) -> Float64[Tensor, "dy dy"]:
+    """The matrix c (U_y^T U_y + lambda I)^-b, in the span of U_y."""
+    values, right = squared_spectrum(target.unit, noise=target.noise)
+    whitened = whitened_values(values, target.unit.shape, power=power, ridge=None)
+    factors = whitened / values * (values.norm() / whitened.norm())
+    whitening: Tensor = (right.T * factors) @ right
+    return whitening
+
+
+def _ridge_of(
+    kernel: Float64[Tensor, "k k"], target: Float64[Tensor, "k dy"], ridge: float | None
+) -> float:
+    """The ridge that was asked for, or the one by cross-validation; not below the least."""
+    if ridge is None:
+        few = draw_rows(len(kernel), MAX_GCV_ANCHORS)
+        ridge = _choose_ridge(kernel[few][:, few], target[few])
+    return max(ridge, LEAST_KERNEL_RIDGE)
 
 
 def _choose_ridge(kernel: Float64[Tensor, "m m"], target: Float64[Tensor, "m dy"]) -> float:

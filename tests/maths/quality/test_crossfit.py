@@ -32,6 +32,20 @@ def test_anchors_are_translated_by_the_other_folds():
         assert torch.allclose(found.translated[held], expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("given", [{}, {"keep_norms": True}, {"renormalise": False}])
+def test_folds_of_a_kernel_that_share_means_ridge_and_whitening_hardly_differ(monkeypatch, given):
+    source = normal(20, 600, 8)
+    target = (source @ normal(21, 8, 12) / 3).tanh() + 0.1 * normal(22, 600, 12) + 1.0
+    options = resolve("kernel", given, anchors=600)
+    shared = hold_out("kernel", source, target, options)
+    monkeypatch.setattr(crossfit, "FEWEST_SHARED", 601)
+    alone = hold_out("kernel", source, target, options)
+    assert torch.equal(shared.fold_of, alone.fold_of)
+    assert bool(shared.first.all())
+    distance = (shared.translated - alone.translated).norm(dim=1)
+    assert float(distance.mean()) < 0.05 * float((target - target.mean(dim=0)).norm(dim=1).mean())
+
+
 def test_of_many_anchors_some_folds_are_held_out_and_the_others_do_not_count(monkeypatch):
     source, target, options = (
         normal(60, 100, 5),

@@ -10,7 +10,7 @@ from app.maths.geometry.space import fit_space
 from app.maths.geometry.spectrum import RIDGES
 from app.maths.translators import kernel, linear
 from app.maths.translators.decoder import decode
-from app.maths.translators.kernel import fit_kernel
+from app.maths.translators.kernel import fit_kernel, hold_out_folds
 from app.maths.translators.methods import fit, fit_decoder, resolve
 from app.maths.translators.translator import apply
 from research.definitions import relative
@@ -74,6 +74,17 @@ def test_the_ridge_is_near_the_one_of_leaving_anchors_out():
         found = kernel._choose_ridge(table, target.unit)
         assert errors[found] < 1.02 * min(errors.values())
         assert errors[found] < 0.98 * max(errors.values())
+
+
+def test_one_inverse_gives_what_the_fits_to_the_other_folds_would():
+    source, target = (fit_space(each) for each in curved(9, 40, 7, 5))
+    table, fold_of = plain(source.unit @ source.unit.T), torch.arange(40) % 3
+    found = hold_out_folds(source, target, fold_of, ridge=0.2, decode_power=0.0)
+    for fold in range(3):
+        held, rest = fold_of == fold, fold_of != fold
+        known = table[rest][:, rest] + 0.2 * torch.eye(int(rest.sum()), dtype=torch.float64)
+        expected = table[held][:, rest] @ torch.linalg.solve(known, target.unit[rest])
+        torch.testing.assert_close(found[held], expected)
 
 
 @pytest.mark.parametrize("landmarks", [40, 15])
