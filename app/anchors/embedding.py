@@ -115,18 +115,19 @@ def _embed(
     on_progress  called with the inputs of all encoders that are done, and all
     """
     set_row, encoders, inputs = _check(services, context.project, request, inputs, embeddings)
-    count = len(inputs.values)
+    values, count = inputs.values, len(inputs.values)
     vectors = dict(embeddings)
     for place, encoder in enumerate(encoders):
-        vectors[encoder.name] = encode_items(
+        vectors[encoder.name] = encode(
             services,
             context,
             encoder,
-            inputs,
+            values,
+            role=inputs.role,
             on_progress=lambda done, before=place * count: on_progress(  # type: ignore[misc]
                 before + done, count * len(encoders)
             ),
-        )
+        ).vectors
     if set_row is not None:
         [encoder] = encoders
         space = anchor_sets.build_space(
@@ -142,7 +143,6 @@ def _embed(
         embeddings=vectors,
         inputs=write_inputs(services, inputs) if request.keep else None,
         made_by={encoder.name: encoder.id for encoder in encoders},
-        roles=inputs.roles,
     )
     for space in row.spaces:
         space.is_baseline = space.encoder.name in request.encoders
@@ -174,37 +174,6 @@ def _check(
     return set_row, encoders, replace(inputs, values=values)
 
 
-def encode_items(
-    services: Services,
-    context: RequestContext,
-    encoder: tables.EncoderRow,
-    inputs: Inputs,
-    *,
-    on_progress: Callable[[int], None] = lambda done: None,
-) -> Tensor:
-    """Return the vectors (n, d) of items, each encoded in its role."""
-    values, roles = inputs.values, inputs.roles
-    if roles is None:
-        return encode(
-            services, context, encoder, values, role=inputs.role, on_progress=on_progress
-        ).vectors
-    vectors = torch.empty(len(values), encoder.dim)
-    before = 0
-    for role in InputRole:
-        rows = [row for row, each in enumerate(roles) if each == role]
-        if rows:
-            vectors[rows] = encode(
-                services,
-                context,
-                encoder,
-                [values[row] for row in rows],
-                role=role,
-                on_progress=lambda done, before=before: on_progress(before + done),  # type: ignore[misc]
-            ).vectors
-        before += len(rows)
-    return vectors
-
-
 def write_inputs(services: Services, inputs: Inputs) -> str:
     """Store inputs as a blob, and return its hash."""
     files = [value.encode() if isinstance(value, str) else value for value in inputs.values]
@@ -216,11 +185,7 @@ def write_inputs(services: Services, inputs: Inputs) -> str:
             else torch.empty(0, dtype=torch.uint8),
             "ends": torch.tensor([len(file) for file in files]).cumsum(0),
             "are_text": torch.tensor([isinstance(value, str) for value in inputs.values]),
-            "are_queries": torch.tensor(
-                inputs.role is InputRole.query
-                if inputs.roles is None
-                else [role == InputRole.query for role in inputs.roles]
-            ),
+            "are_queries": torch.tensor(inputs.role is InputRole.query),
         }
     )
 
@@ -234,11 +199,8 @@ def read_inputs(services: Services, blob: str, *, of: str) -> Inputs:
         file.decode() if text else file
         for file, text in zip(files, stored["are_text"].tolist(), strict=True)
     ]
-    names = InputRole.document, InputRole.query
-    queries = stored["are_queries"].tolist()  # one for all, or a list with one for each item
-    if isinstance(queries, list):
-        return Inputs(values, roles=[names[each].value for each in queries])
-    return Inputs(values, names[queries])
+    are_queries = bool(stored["are_queries"].all())
+    return Inputs(values, InputRole.query if are_queries else InputRole.document)
 
 
 def _find_encoders(
@@ -264,7 +226,6 @@ def _find_encoders(
                 "Send one for each item.",
                 field=f"embeddings.{key}",
             )
-    anchor_sets.check_roles(inputs.roles, count)
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, project, request.anchor_set)
         return [
@@ -279,8 +240,8 @@ def items_of(
     inputs: Inputs | None,
     encoder: tables.EncoderRow,
 ) -> Inputs:
-    """Return the items of a set in their roles for an encoder: the client's, those that the set
-    stores, or the texts of the store's rows.
+    """Return the items of a set for an encoder: the client's, those that the set stores, or the
+    texts of the store's rows.
 
     Raises InputsNotStored, AnchorCountMismatch, and the errors of the store.
     """
@@ -308,4 +269,4 @@ def items_of(
             "Send one for each anchor.",
             field="inputs",
         )
-    return inputs if row.roles is None else replace(inputs, roles=row.roles)
+    return inputs

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from app.anchors import embedding as anchor_embedding
 from app.anchors import from_store as store_anchors
@@ -14,13 +15,13 @@ from app.anchors import service as anchor_sets
 from app.anchors.embedding import MAX_SET_ENCODERS, EmbedRequest
 from app.anchors.from_store import USUAL_SIZE, StoreAnchors
 from app.anchors.report import AnchorSetReport
-from app.anchors.schemas import AnchorSet, ItemsBody, ListedAnchorSet
+from app.anchors.schemas import AnchorSet
 from app.db import resources, tables
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.http import answers
 from app.http.bodies import json_body
 from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
-from app.http.fields import InputsBody, Name, Vectors
+from app.http.fields import InputsBody, Name, UndecodedVectors, Vectors, parse_matrix
 from app.http.problems import documented
 from app.jobs.answers import ASYNC, Prefer, accepted, wants_job
 from app.jobs.schemas import Job
@@ -32,7 +33,7 @@ MAX_PAIRS_PER_PAGE = 10_000
 MAX_STORE_ANCHORS = 16_384
 
 
-class NewAnchorSet(ItemsBody):
+class NewAnchorSet(InputsBody):
     """Send `embeddings`, or `encoders` with the `inputs` or the `store` that they embed.
 
     `embeddings` and `inputs` go together: `encoders` encode the inputs, and other encoders' vectors
@@ -56,6 +57,17 @@ class NewAnchorSet(ItemsBody):
     )
 
     name: Name = Field(description="Name of the anchor set, unique in the project.")
+    embeddings: (
+        Annotated[dict[Name, UndecodedVectors], Field(max_length=MAX_SET_ENCODERS)] | None
+    ) = Field(
+        None,
+        description="Vectors by name of the encoder. Row i is the same item for every encoder. "
+        f"At most {MAX_SET_ENCODERS} encoders.",
+    )
+    vectors: Vectors = Field(
+        None, description="Vectors by one encoder, which `encoder` names, in place of `embeddings`."
+    )
+    encoder: Name | None = Field(None, description="Encoder of `vectors`.")
     encoders: Annotated[list[Name], Field(max_length=MAX_SET_ENCODERS)] | None = Field(
         None, description=f"Encoders that encode `inputs`, at most {MAX_SET_ENCODERS}."
     )
@@ -67,6 +79,24 @@ class NewAnchorSet(ItemsBody):
         None,
         description="Anchors from the store, 2 to 16,384. Default: 1,000, or as many as it has.",
     )
+
+    def by_encoder(self) -> dict[str, Tensor] | None:
+        """The vectors by name of the encoder, decoded, or None."""
+        if (self.vectors is None) != (self.encoder is None):
+            raise InvalidRequest(
+                "`vectors` and `encoder` belong together. Send both or neither.", field="encoder"
+            )
+        if self.encoder is not None:
+            if self.embeddings is not None:
+                raise NotExactlyOne(
+                    "Send at most one of `embeddings` and `vectors`.", field="vectors"
+                )
+            return {self.encoder: self.vectors}
+        if self.embeddings is None:
+            return None
+        return {
+            key: parse_matrix(value, f"embeddings.{key}") for key, value in self.embeddings.items()
+        }
 
 
 class NewEmbeddings(InputsBody):
@@ -97,7 +127,7 @@ class AnchorPairsOut(BaseModel):
 class AnchorSetPage(BaseModel):
     """Anchor sets in the order of their names."""
 
-    anchor_sets: list[ListedAnchorSet] = Field(description="One page of anchor sets.")
+    anchor_sets: list[AnchorSet] = Field(description="One page of anchor sets.")
 
 
 def _of_store(body: NewAnchorSet) -> StoreAnchors:
@@ -139,7 +169,7 @@ def create_anchor_set(
         return accepted(response, queued)
     if body.size is not None:
         raise InvalidRequest("`size` only applies with `store`. Remove it.", field="size")
-    inputs, embeddings = body.items(), body.by_encoder()
+    inputs, embeddings = body.encoder_inputs(), body.by_encoder()
     if inputs is None and embeddings is None:
         raise MissingField("Send `embeddings`, `inputs` or both.", field="embeddings")
     if inputs is None and body.encoders is not None:
@@ -157,7 +187,7 @@ def create_anchor_set(
         row = anchor_embedding.embed_now(services, context, request, inputs, embeddings)
     else:
         row = anchor_sets.create_anchor_set(
-            services, context, name=body.name, embeddings=embeddings or {}, roles=body.roles
+            services, context, name=body.name, embeddings=embeddings or {}
         )
     response.headers["Location"] = f"/anchor-sets/{row.name}"
     return AnchorSet.model_validate(row)
@@ -235,17 +265,19 @@ def get_pairs(
 def list_anchor_sets(
     services: Svc, project: Reads, after: After = "", limit: Limit = 100
 ) -> AnchorSetPage:
-    """Returns the project's anchor sets in the order of their names, without roles of items."""
+    """Returns the project's anchor sets in the order of their names."""
     with services.db.transaction() as session:
         rows = resources.page(session, tables.AnchorSetRow, project, after=after, limit=limit)
-    return AnchorSetPage(anchor_sets=[ListedAnchorSet.model_validate(row) for row in rows])
+    return AnchorSetPage(anchor_sets=[AnchorSet.model_validate(row) for row in rows])
 
 
 @router.get("/{name}", summary="Get an anchor set", responses=documented(404, 422))
 def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
     """Returns a set's size, its encoders, and the health of each encoder's anchors."""
     with services.db.transaction() as session:
-        return AnchorSet.model_validate(resources.whole_set(session, project, name))
+        return AnchorSet.model_validate(
+            resources.by_name(session, tables.AnchorSetRow, project, name)
+        )
 
 
 @router.get(

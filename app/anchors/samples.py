@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from torch import Tensor
@@ -123,7 +122,7 @@ def _change(
         space.sample, space.sample_size, space.store_size = values
         record_audit(session, context, "sample", "anchor-set", anchor_set)
         session.flush()
-        row = resources.whole_set(session, context.project, anchor_set)
+        row = resources.by_name(session, tables.AnchorSetRow, context.project, anchor_set)
     services.names.forget()
     return row
 
@@ -144,11 +143,8 @@ def compare_space(services: Services, space: tables.SpaceRow) -> ComparedSpace |
     def compare() -> ComparedSpace:
         anchors, sample = spaces.raw_anchors(services, space), sample_of(services, space)
         assert sample is not None
-        queries = _queries(services, space)
         with services.take(services.turns.fits, space.project):
-            # Queries are unlike every store of documents.
-            judged = None if queries is None else ~queries
-            found = compare_with_store(anchors, sample, judged=judged)
+            found = compare_with_store(anchors, sample)
         coverage = _describe(space.encoder.name, len(sample), found)
         has_foreign = found is not None and found.has_foreign
         return ComparedSpace(coverage, found.foreign if found and has_foreign else None)
@@ -168,15 +164,6 @@ def compare_pair(
     if not sampled:
         return None
     return compare_space(services, max(sampled, key=lambda space: space.sample_size or 0))
-
-
-def _queries(services: Services, space: tables.SpaceRow) -> Tensor | None:
-    """Return which of the space's anchors (k,) are queries; None if its set has no roles."""
-    with services.db.transaction() as session:
-        roles = resources.roles_of(session, space.anchor_set_id)
-    if not roles:
-        return None
-    return torch.tensor([each == "query" for each in roles], dtype=torch.bool)
 
 
 def _describe(encoder: str, sampled: int, found: StoreComparison | None) -> StoreCoverage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -36,10 +36,9 @@ def create_anchor_set(
     *,
     name: str,
     embeddings: Mapping[str, Tensor],
-    roles: Sequence[str] | None = None,
 ) -> tables.AnchorSetRow:
     """Create a set with all its embeddings. Raises the errors of `build_anchor_set`."""
-    row = build_anchor_set(services, context.project, name=name, embeddings=embeddings, roles=roles)
+    row = build_anchor_set(services, context.project, name=name, embeddings=embeddings)
     with services.db.transaction() as session:
         return add_anchor_set(session, context, row)
 
@@ -64,7 +63,6 @@ def build_anchor_set(
     inputs: str | None = None,
     made_by: Mapping[str, str] | None = None,
     pairs: Mapping[str, Tensor] | None = None,
-    roles: Sequence[str] | None = None,
     beat: Beat = no_beat,
 ) -> tables.AnchorSetRow:
     """Return the row of a new set and its spaces, not yet in a session. Their blobs are written.
@@ -73,7 +71,6 @@ def build_anchor_set(
     made_by  the ids of the encoders that the service encoded the embeddings with
     pairs    of a bootstrap: `pairs` (k, 2) int64, rows of the source's and the target's pool, and
              `confidence` (k,) float32, nan if the method has none
-    roles    "query" or "document" for each item
     beat     called before each space, which takes seconds for many anchors; it may raise to stop
     """
     if not embeddings:
@@ -93,14 +90,12 @@ def build_anchor_set(
                 field="encoder",
             )
     size = common_size(embeddings)
-    check_roles(roles, size)
     row = tables.AnchorSetRow(
         project=project,
         name=name,
         size=size,
         provenance=provenance,
         inputs=inputs,
-        roles=None if roles is None else list(roles),
     )
     row.pairs = None if pairs is None else services.blobs.put(pairs)
     for key, vectors in embeddings.items():
@@ -124,15 +119,6 @@ def common_size(embeddings: Mapping[str, Tensor]) -> int:
                 field=f"embeddings.{key}",
             )
     return size
-
-
-def check_roles(roles: Sequence[str] | None, size: int) -> None:
-    """Raises UnequalAnchors unless there is one role for each of `size` items, or none."""
-    if roles is not None and len(roles) != size:
-        raise UnequalAnchors(
-            f"There are {size} items and {len(roles)} `roles`. Send one role for each item.",
-            field="roles",
-        )
 
 
 def add_embeddings(
@@ -162,7 +148,7 @@ def find_set_and_encoder(
 ) -> tuple[tables.AnchorSetRow, tables.EncoderRow]:
     """Return a set, and an encoder without embeddings in it."""
     with services.db.transaction() as session:
-        set_row = resources.whole_set(session, project, anchor_set)
+        set_row = resources.by_name(session, tables.AnchorSetRow, project, anchor_set)
         encoder_row = resources.by_name(
             session, tables.EncoderRow, project, encoder, field="encoder"
         )
@@ -177,7 +163,7 @@ def add_space(
 
     Raises NotFound, EmbeddingsExist, and Conflict when another set has the name now.
     """
-    current = resources.whole_set(session, set_row.project, set_row.name)
+    current = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
     if current.id != set_row.id:
         raise Conflict(
             f"Anchor set {set_row.name!r} was replaced by another of that name. Check it, and try "

@@ -245,16 +245,6 @@ def whole_pool(session: Session, project: str, name: str, *, field: str = "name"
     return by_name(session, PoolRow, project, name, field=field, options=[undefer(PoolRow.pieces)])
 
 
-def whole_set(session: Session, project: str, name: str) -> AnchorSetRow:
-    """Return a set with the roles of its items."""
-    return by_name(session, AnchorSetRow, project, name, options=[undefer(AnchorSetRow.roles)])
-
-
-def roles_of(session: Session, set_id: str) -> list[str] | None:
-    """Return the roles of a set's items; None without roles, or once the set is deleted."""
-    return session.scalar(select(AnchorSetRow.roles).where(AnchorSetRow.id == set_id))
-
-
 def extend_pool(session: Session, pool: PoolRow, piece: dict[str, Any]) -> bool:
     """Add a piece to a pool that was read with its pieces.
 

@@ -123,8 +123,6 @@ class AnchorSetRow(Owned, Base):
     size: Mapped[int]
     #: the bootstrap job that made the anchors, and its settings; None otherwise
     provenance: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    #: "query" or "document" for each item; None: the items have no roles; loaded on demand
-    roles: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True), deferred=True)
     #: content hash of the items, if they are stored for encoders that are added later
     inputs: Mapped[str | None] = mapped_column(String(64))
     #: content hash of the ids of the store's rows that the items are; None without a store

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from app.anchors import from_store as store_anchors
 from app.anchors import spaces
-from app.anchors.embedding import encode_items, read_inputs
+from app.anchors.embedding import read_inputs
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders import incoming
@@ -235,12 +235,16 @@ def _check(services: Services, context: RequestContext, encoder: tables.EncoderR
             "Its identity is as it was, but no anchor set has inputs that it could embed again",
         )
     space, rows, inputs = sample
-    new = encode_items(services, context, encoder, inputs)
+
+    def embed(some: Inputs) -> Tensor:
+        return encode(services, context, encoder, some.values, role=some.role).vectors
+
+    new = embed(inputs)
     old = spaces.raw_anchors(services, space)[list(rows)]
     # The worst rows: noise that only some answers have would be missed in others.
     worst = drift.deviations(old, new).argsort(descending=True)[:REPEATED_INPUTS].tolist()
     alone = [_pick(inputs, [row]) for row in worst]
-    again = torch.cat([encode_items(services, context, encoder, each) for each in alone])
+    again = torch.cat([embed(each) for each in alone])
     noise = float(drift.deviations(new[worst], again).max())
     is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
     least = 0.0 if is_precise else NEAR_DEVIATION / drift.NOISE_FACTOR
@@ -309,5 +313,4 @@ def _find_sample(
 
 def _pick(inputs: Inputs, places: Sequence[int]) -> Inputs:
     """Return the inputs at these places."""
-    roles = None if inputs.roles is None else [inputs.roles[each] for each in places]
-    return replace(inputs, values=[inputs.values[each] for each in places], roles=roles)
+    return replace(inputs, values=[inputs.values[each] for each in places])

@@ -69,9 +69,6 @@ Role = Annotated[
     ),
 ]
 
-#: roles of the items of an anchor set
-ItemRoles = Annotated[list[Literal["query", "document"]], Field(fail_fast=True)]
-
 _BASE64_SCHEMA = {
     "type": "object",
     "properties": {

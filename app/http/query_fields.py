@@ -15,7 +15,7 @@ from app.http.field_errors import models_in
 #: fields that are no parameters of a query string
 TABLES = {
     *("vectors", "relative", "options"),
-    *("inputs", "input_type", "embeddings", "encoders", "roles"),
+    *("inputs", "input_type", "embeddings", "encoders"),
 }
 
 

@@ -18,7 +18,6 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=100), nullable=False),
         sa.Column("size", sa.Integer(), nullable=False),
         sa.Column("provenance", sa.JSON(), nullable=True),
-        sa.Column("roles", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("inputs", sa.String(length=64), nullable=True),
         sa.Column("store_rows", sa.String(length=64), nullable=True),
         sa.Column("pairs", sa.String(length=64), nullable=True),

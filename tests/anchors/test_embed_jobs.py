@@ -217,20 +217,12 @@ def anchors_of(encoding, name):
     return {space.encoder.name: spaces.raw_anchors(services, space).numpy() for space in row.spaces}
 
 
-def test_inputs_are_encoded_in_their_roles_also_by_encoders_added_later(encoding, post, finished):
-    """`short` has a prompt for queries, and `minilm` has none."""
-    by_role = {}
-    for role in ("query", "document"):
-        _, name = post(encoders=["short", "minilm"], input_type=role)
-        by_role[role] = anchors_of(encoding, name)
-    roles = ["query" if row % 3 == 0 else "document" for row in range(len(encoding.texts))]
-    answer, name = post(ASYNC, inputs=encoding.texts, encoders=["short"], roles=roles)
-    assert finished(encoding.http, answer.json()["id"])["state"] == "succeeded"
-    assert put(encoding, name, "minilm").status_code == 201
-    assert put(encoding, name, "toy").status_code == 201  # by all stored inputs
-    found = anchors_of(encoding, name)
-    for encoder in ("short", "minilm"):
-        expected = [by_role[role][encoder][row] for row, role in enumerate(roles)]
-        np.testing.assert_allclose(found[encoder], expected, atol=1e-5)
-    assert not np.allclose(by_role["query"]["short"], by_role["document"]["short"], atol=1e-2)
-    assert len(found["toy"]) == len(roles)
+def test_an_encoder_added_later_reads_the_stored_inputs_in_their_role(encoding, post):
+    """`short` has a prompt for queries."""
+    _, asked = post(encoders=["short"], input_type="query")
+    _, kept = post(encoders=["short"], input_type="document")
+    _, name = post(encoders=["minilm"], input_type="query")
+    assert put(encoding, name, "short").status_code == 201
+    query, document = (anchors_of(encoding, each)["short"] for each in (asked, kept))
+    np.testing.assert_allclose(anchors_of(encoding, name)["short"], query, atol=1e-5)
+    assert not np.allclose(query, document, atol=1e-2)

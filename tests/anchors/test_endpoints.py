@@ -39,15 +39,6 @@ def test_another_encoder_is_added_later_and_serves(pair):
     assert pair.post("/translate", json=body).json()["dim"] == 2
 
 
-def test_roles_are_kept_and_shown(stocked, refused):
-    roles = ["query", "document", "document"]
-    body = {"name": "r", "embeddings": {"first": some(3, 8)}, "roles": roles}
-    assert stocked.post("/anchor-sets", json=body).json()["roles"] == roles
-    assert stocked.get("/anchor-sets/items").json()["roles"] is None
-    one = stocked.post("/anchor-sets", json={**body, "name": "t", "roles": ["query"]})
-    refused(one, 422, "unequal-anchors", "roles")
-
-
 # --- bad ------------------------------------------------------------------------------------------
 
 

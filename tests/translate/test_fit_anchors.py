@@ -108,13 +108,3 @@ def test_anchors_of_the_store_are_all_used_and_nothing_is_warned_of(mixed):
     row = row_of(mixed, translate(mixed, request))
     assert row.weights is None
     assert row.report["weights"]["store"]["verdict"] == "no-foreign-anchors"
-
-
-def test_queries_are_not_foreign_to_a_store_of_documents(mixed):
-    """Their vectors are unlike it, and fits must use them."""
-    roles = ["document"] * OWN + ["query"] * FOREIGN
-    both = {name: torch.cat([OWN_ITEMS[name], FOREIGN_ITEMS[name]]) for name in DIMS}
-    anchor_sets.create_anchor_set(mixed, CONTEXT, name="roles", embeddings=both, roles=roles)
-    put_sample(mixed, name="roles")
-    pair = translators.find_pair(mixed, PROJECT, replace(REQUEST, anchor_set="roles"))
-    assert fit_anchors.find_anchors(mixed, *pair) is fit_anchors.ALL_ANCHORS

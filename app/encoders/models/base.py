@@ -29,14 +29,10 @@ CHARACTERS_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class Inputs:
-    """Texts, or images as base64 or bytes, and their role in a search.
-
-    roles  the role of each value; None: all have `role`
-    """
+    """Texts, or images as base64 or bytes, and their role in a search."""
 
     values: Sequence[Input]
     role: InputRole = InputRole.document
-    roles: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)

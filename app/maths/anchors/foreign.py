@@ -63,26 +63,20 @@ class StoreComparison:
 def compare_with_store(
     anchors: Float[Tensor, "k d"],
     sample: Float[Tensor, "n d"],
-    *,
-    judged: Bool[Tensor, " k"] | None = None,
 ) -> StoreComparison | None:
     """Compare anchors with a sample of a store, both of one encoder, in its units.
 
-    judged  (k,) the anchors that can be foreign; None: all. Queries look unlike every store of
-            documents, so they are not judged
-    Returns None below FEWEST_SAMPLED different vectors, and where no anchor is judged.
+    Returns None below FEWEST_SAMPLED different vectors.
     """
-    if judged is None:
-        judged = torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
     sample, anchors = sample[draw_rows(len(sample), MAX_SAMPLED)].double(), anchors.double()
-    if len(torch.unique(sample, dim=0)) < FEWEST_SAMPLED or not bool(judged.any()):
+    if len(torch.unique(sample, dim=0)) < FEWEST_SAMPLED:
         return None
     mean = sample.mean(dim=0)
     store, unit = (normalise(each, mean)[0].float() for each in (sample, anchors))
     usual = _likeness(store, store, own=True).sort().values
     lower = torch.searchsorted(usual, _likeness(unit, store, own=False), right=True)
-    foreign = judged & ((1.0 + lower.double()) / (len(store) + 1.0) < FOREIGN_LEVEL)
-    found = float(foreign[judged].double().mean())
+    foreign = (1.0 + lower.double()) / (len(store) + 1.0) < FOREIGN_LEVEL
+    found = float(foreign.double().mean())
     return StoreComparison(
         foreign=foreign,
         share=max(0.0, (found - FOREIGN_LEVEL) / (1.0 - FOREIGN_LEVEL)),

@@ -41,14 +41,6 @@ def test_anchors_of_the_store_are_called_foreign_at_their_level_only():
     assert sum(shares) / len(shares) == pytest.approx(FOREIGN_LEVEL, abs=0.02)
 
 
-def test_anchors_that_are_not_judged_are_never_foreign():
-    anchors, judged = torch.cat([corpus(0, 50, 16), corpus(1, 50, 17)]), torch.arange(100) < 50
-    found = compare_with_store(anchors, corpus(0, 200, 18), judged=judged)
-    assert not found.foreign[50:].any()
-    assert found.share < 0.1
-    assert compare_with_store(anchors, corpus(0, 200, 18), judged=judged & ~judged) is None
-
-
 def test_a_small_sample_is_not_compared_and_of_a_large_one_some_rows_are():
     anchors = corpus(0, 20, 19)
     assert compare_with_store(anchors, corpus(0, FEWEST_SAMPLED - 1, 20)) is None

@@ -33,7 +33,6 @@ class AsyncAnchorSets(AsyncResource):
         inputs: Sequence[str] | None = None,
         encoders: Sequence[str] | None = None,
         input_type: Role | None = None,
-        roles: Sequence[Role] | None = None,
         keep_inputs: bool | None = None,
         as_job: Literal[False] = False,
     ) -> Json: ...
@@ -47,7 +46,6 @@ class AsyncAnchorSets(AsyncResource):
         inputs: Sequence[str] | None = None,
         encoders: Sequence[str] | None = None,
         input_type: Role | None = None,
-        roles: Sequence[Role] | None = None,
         keep_inputs: bool | None = None,
         as_job: Literal[True],
     ) -> AsyncJob[Json]: ...
@@ -60,7 +58,6 @@ class AsyncAnchorSets(AsyncResource):
         inputs: Sequence[str] | None = None,
         encoders: Sequence[str] | None = None,
         input_type: Role | None = None,
-        roles: Sequence[Role] | None = None,
         keep_inputs: bool | None = None,
         as_job: bool = False,
     ) -> Json | AsyncJob[Json]:
@@ -71,14 +68,12 @@ class AsyncAnchorSets(AsyncResource):
 
         embeddings  arrays (n, d), one for each encoder; row i is the same item for all of them
         inputs      the items, which the set stores for encoders that are added later
-        roles       role of each item in a search
         """
         body: Json = {
             "name": name,
             "inputs": text_list(inputs),
             "encoders": text_list(encoders, "encoders"),
             "input_type": input_type,
-            "roles": text_list(roles, "roles"),
             "keep_inputs": keep_inputs,
         }
         _require_inputs(inputs, as_job)
@@ -164,17 +159,11 @@ class AsyncAnchorSets(AsyncResource):
     async def create_from_table(self, name: str, table: Any) -> Json:
         """Create a set from a `pyarrow.Table`.
 
-        Columns of float lists have the names of their encoders. The text columns `input` and
-        `role` are optional.
+        Columns of float lists have the names of their encoders. A text column `input` is optional.
         """
-        fields = {"input": "inputs", "role": "roles"}
-        texts = {
-            field: table[column].to_pylist()
-            for column, field in fields.items()
-            if column in table.column_names
-        }
-        vectors = {name: table[name] for name in table.column_names if name not in fields}
-        made: Json = await self.create(name, embeddings=vectors or None, **texts)
+        inputs = table["input"].to_pylist() if "input" in table.column_names else None
+        vectors = {each: table[each] for each in table.column_names if each != "input"}
+        made: Json = await self.create(name, embeddings=vectors or None, inputs=inputs)
         return made
 
     async def create_from_parquet(self, name: str, path: str | Path) -> Json:
