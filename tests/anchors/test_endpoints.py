@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -88,19 +86,3 @@ def test_a_set_in_use_is_not_deleted(stocked, refused):
     assert stocked.get("/anchor-sets/items").json()["encoders"] == ["first", "second"]
     stocked.delete("/heads/h")
     assert stocked.delete("/anchor-sets/items").status_code == 204
-
-
-# --- at the same moment ---------------------------------------------------------------------------
-
-
-def test_of_the_same_embeddings_added_at_the_same_moment_exactly_one_wins(stocked):
-    stocked.post("/encoders", json={"name": "third", "dim": 2})
-    vectors = some(40, 2)
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: put(stocked, vectors, encoder="third"), range(8)))
-    assert sorted(answer.status_code for answer in answers) == [201] + [409] * 7
-    assert {answer.json()["code"] for answer in answers if answer.status_code == 409} <= {
-        "embeddings-exist",
-        "conflict",
-    }
-    assert stocked.get("/anchor-sets/items").json()["encoders"] == ["first", "second", "third"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.exc import OperationalError
 
 from app.db import tables
 from app.db.session import Database, SchemaOutdated, alembic_config
@@ -72,23 +69,6 @@ def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_u
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
     assert look(postgres_url, difference) == []
-
-
-def test_a_migration_of_sqlite_that_fails_at_its_end_changes_nothing_and_continues(tmp_path):
-    file = tmp_path / "anchorage.db"
-    db = Database(f"sqlite:///{file}")
-    with closing(sqlite3.connect(file, isolation_level=None)) as raw:
-        raw.execute("CREATE TABLE x (source_id)")
-        # the last one of the schema
-        raw.execute("CREATE INDEX ix_translators_used_at ON x (source_id)")
-        with pytest.raises(OperationalError, match="already exists"):
-            db.upgrade()
-        names = raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        assert names == [("x",)]
-        raw.execute("DROP TABLE x")
-        db.upgrade()
-    db.close()
-    assert look(str(db.url), difference) == []
 
 
 def test_a_schema_of_another_version_is_refused(database_url):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socketserver
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,7 +16,6 @@ from torch import Tensor
 
 from app.anchors.spaces import SPACE
 from app.db import redis as connect_module
-from app.db.budget import TextBudget
 from app.db.cache import Cache
 from app.db.redis import MAGIC, CorruptEntry, RedisStore, TensorCodec, pack, unpack
 from app.maths.geometry.space import fit_space
@@ -193,39 +190,6 @@ def test_memory_is_asked_before_redis_and_redis_before_the_maker(store_at, redis
 
 
 # --- Redis away -----------------------------------------------------------------------------------
-
-
-class Nonsense(socketserver.BaseRequestHandler):
-    """Answers whatever comes with the same bytes, and hangs up."""
-
-    def handle(self) -> None:
-        if self.request.recv(65536):
-            self.request.sendall(self.server.answer)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b":abc\r\n",
-        b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n<html>no</html>\r\n",
-        b"",
-    ],
-)
-def test_whatever_answers_at_the_address_every_value_is_made_and_nothing_is_taken(store_at, answer):
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Nonsense) as server:
-        server.answer, server.daemon_threads = answer, True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"redis://127.0.0.1:{server.server_address[1]}/0"
-        store, made, kind = store_at(url), [], f"answer {answer[:4]!r}"
-        for name in "aab":
-            assert torch.equal(ask(store, name, torch.ones(2), made, kind), torch.ones(2))
-        assert made == ["a", "a", "b"]
-        found = counted(kind)
-        assert (found["made"], found["away"] >= 1) == (3, True)
-        assert not RedisStore(url, "p").takes_writes()
-        budget = TextBudget(5, url, "p")
-        assert [budget.spend("one", 4), budget.spend("one", 4)] == [4, 1]  # this process counts
-        server.shutdown()
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])

@@ -168,12 +168,3 @@ def test_lists_show_what_the_project_has_itself(two):
         "yours-second",
     ]
     assert a.names["first"] in a.call("GET", "/audit").text
-
-
-def test_metrics_hold_no_name_that_a_client_gave(two):
-    a, b = two
-    names = [*a.names.values(), "yours-first", "yours-set"]
-    a.call("GET", "/mine-nothing", **{"X-Request-ID": "mine-request"})
-    a.call("GET", "/encoders/mine-nothing?after=mine-query")
-    text = b.call("GET", "/metrics").text
-    assert [name for name in [*names, "mine-", "yours-"] if name in text] == []

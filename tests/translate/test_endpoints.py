@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from starlette.requests import Request
 
-from anchorage_client import Client
 from app.db import tables
 from app.errors import FitQueued
 from app.jobs import answers
-from tests.translate.translations import PAIR
 
 # --- relative vectors -----------------------------------------------------------------------------
 
@@ -159,14 +157,3 @@ def test_clients_of_openai_are_told_to_come_again(stocked):
     answer = asyncio.run(answers.fit_queued(Request(scope), error))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
     assert b'"code":"fit-queued"' in answer.body
-
-
-def test_our_client_waits_for_the_job_and_repeats_the_request(stocked, embeddings, short):
-    client = Client("http://127.0.0.1")
-    client._transport.http.close()
-    client._transport.http = stocked
-    options = {"ridge": 0.9}
-    found = client.translate(embeddings["first"][:3], **PAIR, method="ridge", options=options)
-    assert found.vectors.shape == (3, 6)
-    [job] = [each for each in client.jobs.list() if each["kind"] == "fit"][:1]
-    assert job["state"] == "succeeded"

@@ -7,20 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
-from app.db import tables
-from app.jobs import worker as runner
 from app.jobs.supervisor import CANNOT_START
 from app.ops.devices import devices
 from app.types import JobState
-from tests.helpers import alter, files
+from tests.helpers import alter
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +63,7 @@ def start(environment) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def fork(environment) -> Iterator[Callable[[], int]]:
-    """Starts worker processes that know the job `iterate`, and returns their ids."""
+    """Starts worker processes that know the jobs `die` and `break`, and returns their ids."""
     with subprocess.Popen(
         [sys.executable, Path(__file__).with_name("forks.py")],
         cwd=ROOT,
@@ -89,16 +85,6 @@ def fork(environment) -> Iterator[Callable[[], int]]:
 
 
 LONG = {"items": 2_000, "attempts": 64}
-
-
-def kill(pid: int) -> None:
-    """SIGKILL, and wait until it is gone."""
-    try:
-        while True:
-            os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-    except ProcessLookupError:
-        pass
 
 
 def running(row) -> bool:
@@ -179,35 +165,6 @@ def test_a_worker_that_cannot_start_ends_the_command(deployment, environment):
     assert done.returncode == CANNOT_START, done.stderr
     assert "cannot start" in done.stderr
     assert "Address already in use" in done.stderr
-
-
-def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as_an_undisturbed_one(
-    deployment, fork, tmp_path
-):
-    hold = tmp_path / "hold"
-    worker = fork()
-    arguments = {"steps": 300, "hold": str(hold)}
-    expected = deployment.ended(deployment.submit("iterate", **arguments)).result
-    assert expected["begun"] == 0
-
-    hold.touch()
-    job_id, furthest = deployment.submit("iterate", **arguments), 0
-    for number in range(runner.MAX_ATTEMPTS + 1):
-        row = deployment.wait(job_id, lambda row, before=furthest: row.furthest > before)
-        time.sleep(0.03 * number)  # each somewhere else: between steps, in a write, while it waits
-        kill(worker)
-        row = deployment.row(job_id)
-        furthest = row.furthest
-        assert row.state == JobState.running
-        alter(deployment.services, row, lease_until=tables.now() - timedelta(seconds=1))
-        worker = fork()
-    hold.unlink()
-    row = deployment.ended(job_id)
-    assert (row.state, row.attempts, row.checkpoint) == (JobState.succeeded, 1, None)
-    assert row.result["begun"] >= furthest > runner.MAX_ATTEMPTS
-    assert row.result["x"] == expected["x"]
-    assert row.progress == {"done": 300, "total": 300, "length": row.progress["length"]}
-    assert len(files(deployment.services)) <= 2 + runner.MAX_ATTEMPTS + 1
 
 
 @pytest.mark.parametrize("kind", ["die", "break"])

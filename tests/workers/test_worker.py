@@ -1,15 +1,13 @@
-"""Workers on one PostgreSQL: nothing lost, nothing done twice."""
+"""The threads of a worker: they wake, clean up and stop."""
 
 from __future__ import annotations
 
 import threading
-import time
 from datetime import timedelta
 
 from sqlalchemy import select
 
-from app.access import queries as access
-from app.db import resources, tables
+from app.db import tables
 from app.jobs import submission
 from app.jobs.worker import JobResult
 from app.types import JobState
@@ -18,36 +16,6 @@ from tests.waiting import until
 from tests.workers.conftest import CONTEXT, PROJECT
 from workers import main as worker_main
 from workers.main import RUNNERS
-
-
-def test_eight_jobs_of_two_workers_all_succeed_once(deployment):
-    names = [f"s{number}" for number in range(8)]
-    for _ in range(2):
-        deployment.worker().start()
-    ids = {name: deployment.bootstrap(name) for name in names}
-    for name, job_id in ids.items():
-        row = deployment.ended(job_id)
-        assert (row.state, row.attempts, row.result["anchor_set"]) == (JobState.succeeded, 1, name)
-    with deployment.services.db.transaction() as session:
-        sets = resources.page(session, tables.AnchorSetRow, PROJECT, after="", limit=99)
-        assert {row.name: row.provenance["job"] for row in sets} == ids
-        noted = access.audit(session, PROJECT, before=None, limit=99)
-        assert sum(row.resource == "anchor-set" for row in noted) == 8
-
-
-def test_a_job_longer_than_a_lease_runs_once(deployment, monkeypatch):
-    ran = []
-
-    def work(*_) -> JobResult:
-        ran.append(1)
-        time.sleep(2.5)  # no report on the way
-        return JobResult({})
-
-    monkeypatch.setitem(RUNNERS, "long", work)
-    for _ in range(2):
-        deployment.worker(lease_s=1.0).start()
-    row = deployment.ended(deployment.submit("long"))
-    assert (row.state, row.attempts, ran) == (JobState.succeeded, 1, [1])
 
 
 def test_a_job_of_the_same_process_wakes_an_idle_thread(deployment, monkeypatch):

@@ -156,24 +156,6 @@ def test_fuse_mixes_in_the_old_score(texts, index):
 
 
 #: native scores without a deadline that a busy machine misses
-NATIVE = {"native": 20, "options": {"native_deadline_ms": 30_000}}
-
-
-def test_old_and_native_scores_need_no_anchors(texts, index, old_vectors):
-    """The first 20 rows by the old encoder are ordered by old and native scores."""
-    old, new = (texts.client.embed(QUESTION, model=m, role="query")[0] for m in ("old", "new"))
-    scores = old_vectors @ old / np.linalg.norm(old_vectors, axis=1)
-    block = np.argsort(-scores, kind="stable")[:20]
-    native = texts.client.embed([texts.sentences[row] for row in block], model="new") @ new
-    fused = sum((each - each.mean()) / each.std() for each in (scores[block], native))
-    expected = block[np.argsort(-fused, kind="stable")].tolist()
-
-    cascade = Cascade(texts.client, index, "old", "new", mode="fuse", **NATIVE)
-    found = langchain.CascadeRetriever(cascade=cascade, k=25).invoke(QUESTION)
-    assert [each.metadata["row"] for each in found[:20]] == expected
-    assert len({each.metadata["row"] for each in found}) == 25
-
-
 def test_nodes_that_llamaindex_stored_come_back_and_an_empty_index_has_none(
     texts, qdrant, old_vectors
 ):
