@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -18,7 +18,6 @@ from app.anchors.report import AnchorSetReport
 from app.anchors.schemas import AnchorSet
 from app.db import resources, tables
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
-from app.http import answers
 from app.http.bodies import json_body
 from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.fields import InputsBody, Name, UndecodedVectors, Vectors, parse_matrix
@@ -27,8 +26,6 @@ from app.jobs.answers import ASYNC, Prefer, accepted, wants_job
 from app.jobs.schemas import Job
 
 router = APIRouter(prefix="/anchor-sets", tags=["Anchors"])
-
-MAX_PAIRS_PER_PAGE = 10_000
 
 MAX_STORE_ANCHORS = 16_384
 
@@ -110,18 +107,6 @@ class NewEmbeddings(InputsBody):
     )
 
     vectors: Vectors = Field(None, description="Vectors of the encoder, one for each anchor.")
-
-
-class AnchorPairsOut(BaseModel):
-    """The pairs in the order of the anchors."""
-
-    pairs: list[tuple[int, int]] = Field(
-        description="[row of the source's pool, row of the target's pool], from 0."
-    )
-    confidence: list[float | None] = Field(
-        description="Estimated probability that each pair is the same item, 0 to 1. "
-        "Null without an estimate."
-    )
 
 
 class AnchorSetPage(BaseModel):
@@ -233,32 +218,6 @@ def add_embeddings(
     return AnchorSet.model_validate(
         anchor_embedding.embed_now(services, context, request=request, inputs=inputs)
     )
-
-
-@router.get(
-    "/{name}/pairs",
-    summary="List bootstrapped pairs",
-    response_model=AnchorPairsOut,
-    responses=documented(404, 409, 422),
-)
-def get_pairs(
-    name: PathName,
-    services: Svc,
-    project: Reads,
-    after: Annotated[
-        int, Query(ge=-1, description="Number of the last anchor on the previous page, from 0.")
-    ] = -1,
-    limit: Annotated[
-        int, Query(ge=1, le=MAX_PAIRS_PER_PAGE, description="Largest number of pairs to return.")
-    ] = 1_000,
-) -> Response:
-    """Returns the rows of the two pools behind each anchor of a set from `POST /bootstrap`."""
-    pairs, confidence = anchor_sets.load_pairs(services, project, name)
-    start = min(after + 1, len(pairs))
-    page = slice(start, start + limit)
-    return answers.respond_json(
-        {"pairs": pairs[page].numpy(), "confidence": confidence[page].numpy()}
-    )  # NaN becomes null
 
 
 @router.get("", summary="List anchor sets", responses=documented(422))

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from app.access.audit import record_audit
 from app.access.name_lookup import refuse_in_use, require_free
-from app.anchors import made_pairs
 from app.anchors.spaces import require_direction
 from app.context import RequestContext, Services
 from app.db import resources, tables
@@ -21,7 +20,6 @@ from app.errors import (
     Conflict,
     EmbeddingsExist,
     EmptyVectors,
-    NotFound,
     UnequalAnchors,
 )
 from app.maths.anchors.health import examine
@@ -62,15 +60,12 @@ def build_anchor_set(
     provenance: dict[str, Any] | None = None,
     inputs: str | None = None,
     made_by: Mapping[str, str] | None = None,
-    pairs: Mapping[str, Tensor] | None = None,
     beat: Beat = no_beat,
 ) -> tables.AnchorSetRow:
     """Return the row of a new set and its spaces, not yet in a session. Their blobs are written.
 
     inputs   the blob of its items, if they are stored
     made_by  the ids of the encoders that the service encoded the embeddings with
-    pairs    of a bootstrap: `pairs` (k, 2) int64, rows of the source's and the target's pool, and
-             `confidence` (k,) float32, nan if the method has none
     beat     called before each space, which takes seconds for many anchors; it may raise to stop
     """
     if not embeddings:
@@ -97,7 +92,6 @@ def build_anchor_set(
         provenance=provenance,
         inputs=inputs,
     )
-    row.pairs = None if pairs is None else services.blobs.put(pairs)
     for key, vectors in embeddings.items():
         beat()
         row.spaces.append(
@@ -189,23 +183,6 @@ def delete_anchor_set(services: Services, context: RequestContext, name: str) ->
         resources.remove(session, row)
         record_audit(session, context, "delete", "anchor-set", name)
     services.names.forget()
-
-
-def load_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Tensor]:
-    """Return the pairs (k, 2) of rows of two pools that a bootstrap found, and their confidence
-    (k,).
-
-    Raises NotFound, BlobMissing, StorageUnavailable.
-    """
-    with services.db.transaction() as session:
-        row = resources.by_name(session, tables.AnchorSetRow, project, name)
-    if row.pairs is None:
-        why = "no bootstrap created it"
-        if made_pairs.estimate_of(row) is not None:
-            why = "its pairs were made, and no item of the target's pool belongs to them"
-        raise NotFound(f"Anchor set {name!r} has no pairs: {why}.", "pairs", field="name")
-    stored = services.blobs.get(row.pairs, of=f"anchor set {name!r}")
-    return stored["pairs"], stored["confidence"]
 
 
 def build_space(

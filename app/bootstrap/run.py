@@ -47,13 +47,11 @@ class Anchors:
 
     source, target  (k, d_x), (k, d_y) raw: the anchors by each encoder
     result          members of the job's result, the `estimate` among them
-    pairs           `pairs` (k, 2) and `confidence` (k,), if they were found
     """
 
     source: Tensor
     target: Tensor
     result: Mapping[str, Any]
-    pairs: Mapping[str, Tensor] | None = None
 
 
 class Run:
@@ -124,7 +122,6 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         name=arguments["name"],
         embeddings={arguments["source"]: made.source, arguments["target"]: made.target},
         made_by=arguments["made_by"],
-        pairs=made.pairs,
         beat=run.beat,
         provenance={
             "job": job.id,
@@ -183,8 +180,7 @@ def _learn_pairs(run: Run) -> Anchors:
         "pairs": outcome.pairs.tolist(),
         "confidence": [round(value, 4) for value in outcome.confidence.tolist()],
     }
-    pairs = {"pairs": outcome.pairs, "confidence": outcome.confidence}
-    return Anchors(source, target, result, pairs)
+    return Anchors(source, target, result)
 
 
 def _require_quality(run: Run, outcome: Outcome, report: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
-from app.http.fields import Body, Inputs, InputsBody, Name, Role, RowModel, Vectors, VectorsOrPool
+from app.http.fields import Body, InputsBody, Name, RowModel, Vectors, VectorsOrPool
 
 
 class BootstrapOptions(Body):
@@ -29,7 +29,7 @@ class BootstrapOptions(Body):
 class BootstrapRequest(Body):
     """Two pools in any order, and a few known pairs between them.
 
-    A pool is vectors, the name of a pool from `PUT /pools/{name}`, or inputs to encode.
+    A pool is vectors, or the name of a pool from `PUT /pools/{name}`.
     Each pool needs 100 items.
     """
 
@@ -54,16 +54,9 @@ class BootstrapRequest(Body):
     source_pool: VectorsOrPool = Field(
         None, description="Vectors of the source encoder, or the name of a pool."
     )
-    source_inputs: Inputs | None = Field(
-        None, description="Texts or images that the source encoder encodes for this job."
-    )
     target_pool: VectorsOrPool = Field(
         None, description="Vectors of the target encoder, or the name of a pool."
     )
-    target_inputs: Inputs | None = Field(
-        None, description="Texts or images that the target encoder encodes for this job."
-    )
-    input_type: Role = "document"
     seeds: Annotated[
         list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(fail_fast=True)
     ] = Field(

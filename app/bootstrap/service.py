@@ -18,21 +18,19 @@ from app.bootstrap.schemas import BootstrapRequest, NewPiece, NewPool
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders import encoding, incoming
-from app.encoders.encoding import check_inputs, encode, require_same_vectors
-from app.encoders.models.base import Inputs
+from app.encoders.encoding import require_same_vectors
 from app.errors import (
     Conflict,
     DegenerateAnchors,
     InvalidOption,
     InvalidRequest,
     InvalidSeeds,
-    NotExactlyOne,
+    MissingField,
     OffsetMismatch,
     PoolOfAnotherEncoder,
     PoolTooLarge,
     TooManyVectors,
     UnknownOption,
-    blaming,
 )
 from app.jobs.submission import submit_job
 from app.maths.bootstrap.alignment import FEWEST_ALIGNED_ROWS, AlignmentSettings
@@ -40,7 +38,7 @@ from app.maths.bootstrap.anchored import FOLDS
 from app.maths.bootstrap.pools import check_pairs
 from app.maths.bootstrap.self_learning import FEWEST_POOL_ITEMS, SelfLearningSettings
 from app.maths.geometry.space import fit_space
-from app.types import InputRole, JobKind
+from app.types import JobKind
 
 #: most pieces of one pool: each is a file, and the pool's row names all
 MAX_POOL_PIECES = 4_096
@@ -57,12 +55,11 @@ FEWEST_SEEDS = 2 * FOLDS
 
 @dataclass(frozen=True, eq=False)
 class PoolSide:
-    """One side of a bootstrap, checked but not encoded. A stored pool's content is its blobs."""
+    """One side of a bootstrap, checked. A stored pool's content is its blobs."""
 
-    encoder: tables.EncoderRow
     field: str
     rows: int
-    content: Tensor | Inputs | Sequence[str]
+    content: Tensor | Sequence[str]
 
 
 def create_pool(
@@ -128,25 +125,18 @@ def delete_pool(services: Services, context: RequestContext, name: str) -> None:
 def check_side(
     services: Services, encoder: tables.EncoderRow, body: BootstrapRequest, side: str
 ) -> PoolSide:
-    """Check the `source` or the `target` of a bootstrap. Nothing is encoded or written."""
+    """Check the `source` or the `target` of a bootstrap. Nothing is written."""
     field = f"{side}_pool"
-    content, inputs = getattr(body, field), getattr(body, f"{side}_inputs")
-    if (content is None) == (inputs is None):
-        raise NotExactlyOne(f"Send exactly one of `{field}` and `{side}_inputs`.", field=field)
-    if inputs is not None:
-        field = f"{side}_inputs"
-        with blaming(field, always=True):
-            require_same_vectors(encoder)
-        values = check_inputs(encoder, inputs, limits=services.limits, field=field)
-        _require_room(services, len(values), field)
-        return PoolSide(encoder, field, len(values), Inputs(values, InputRole(body.input_type)))
+    content = getattr(body, field)
+    if content is None:
+        raise MissingField(f"Send `{field}`: vectors, or the name of a pool.", field=field)
     if isinstance(content, Tensor):
         _require_room(services, len(content), field)
         vectors = incoming.checked_vectors(
             content, field=field, limits=services.limits, dim=encoder.dim
         )
         _require_direction(services, vectors, field)
-        return PoolSide(encoder, field, len(vectors), vectors)
+        return PoolSide(field, len(vectors), vectors)
     with services.db.transaction() as session:
         row = resources.whole_pool(session, encoder.project, content, field=field)
     if row.encoder_id != encoder.id:
@@ -158,26 +148,15 @@ def check_side(
     _require_room(services, row.items, field)
     blobs = [piece["blob"] for piece in row.pieces]
     _require_direction(services, blobs, field)
-    return PoolSide(encoder, field, row.items, blobs)
+    return PoolSide(field, row.items, blobs)
 
 
-def store_side(services: Services, context: RequestContext, side: PoolSide) -> list[str]:
+def store_side(services: Services, side: PoolSide) -> list[str]:
     """Store one side, and return its blobs, which no sweep deletes before a job names them."""
-    content = side.content
-    if isinstance(content, Inputs):
-        content = encode(
-            services,
-            context,
-            side.encoder,
-            content.values,
-            role=content.role,
-            field=side.field,
-        ).vectors
-        _require_direction(services, content, side.field)
-    if isinstance(content, Tensor):
-        return [services.blobs.put({POOL_TENSOR: content})]
-    services.blobs.touch(content)
-    return list(content)
+    if isinstance(side.content, Tensor):
+        return [services.blobs.put({POOL_TENSOR: side.content})]
+    services.blobs.touch(side.content)
+    return list(side.content)
 
 
 def _make_piece(
@@ -248,7 +227,7 @@ def request_bootstrap(
 ) -> tables.JobRow:
     """Check the request, store the pools, and queue the job.
 
-    Raises the not-found errors, NameTaken, NotExactlyOne, InvalidRequest, InvalidSeeds,
+    Raises the not-found errors, NameTaken, MissingField, InvalidRequest, InvalidSeeds,
     InvalidOption, UnknownOption, TooManyVectors, TooManyJobs, QueueFull, and the errors of
     `check_side` and `store_side`.
     """
@@ -271,7 +250,7 @@ def request_bootstrap(
         "settings": _settings_of(body, sides, most=services.limits.vectors),
         "made_by": {encoder.name: encoder.id for encoder in encoders},
         "blobs": {
-            f"{side}_pool": store_side(services, context, found)
+            f"{side}_pool": store_side(services, found)
             for side, found in zip(SIDES, sides, strict=True)
         },
     }

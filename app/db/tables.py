@@ -127,8 +127,6 @@ class AnchorSetRow(Owned, Base):
     inputs: Mapped[str | None] = mapped_column(String(64))
     #: content hash of the ids of the store's rows that the items are; None without a store
     store_rows: Mapped[str | None] = mapped_column(String(64))
-    #: content hash of the rows of the two pools that a bootstrap paired, and their confidence
-    pairs: Mapped[str | None] = mapped_column(String(64))
     spaces: Mapped[list[SpaceRow]] = relationship(
         back_populates="anchor_set",
         cascade="all, delete-orphan",

@@ -91,7 +91,6 @@ def named_blobs(session: Session) -> set[str]:
         tables.SpaceRow.blob,
         tables.SpaceRow.sample,
         tables.AnchorSetRow.inputs,
-        tables.AnchorSetRow.pairs,
         tables.AnchorSetRow.store_rows,
         tables.TranslatorRow.weights,
         tables.HeadRow.blob,

@@ -39,9 +39,6 @@ TOUCH_EVERY = timedelta(days=1)
 #: reads a report's basis
 BASIS = TypeAdapter(IndexCurves)
 
-#: numbers of items that every report estimates for, besides the store's
-USUAL_INDEXES = (1_000, 10_000, 100_000)
-
 
 def find_translator(
     services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
@@ -124,7 +121,8 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         return {
             **facts(row),
             "anchors": count,
-            **_estimates_json(None, index),
+            "estimate": None,
+            "basis": None,
             "alignment": estimate,
         }
     anchors = fit_anchors.stored_anchors(services, row)
@@ -139,7 +137,12 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
             partitions = more_partitions(held, row.method, x, y, row.options)
             gains = gains_of_all_anchors(row.method, x, y, row.options, held)
             basis = measure_curves(partitions, y, sample_of(services, row.target), gains=gains)
-        return {**facts(row), "anchors": count, **_estimates_json(basis, index)}
+        return {
+            **facts(row),
+            "anchors": count,
+            "estimate": None if basis is None else _estimate_json(basis, index),
+            "basis": None if basis is None else asdict(basis),
+        }
 
 
 def facts(row: tables.TranslatorRow) -> dict[str, Any]:
@@ -166,17 +169,6 @@ def estimate_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any]
     if estimated is None or index is None or index == estimated["index"]:
         return estimated
     return _estimate_json(BASIS.validate_python(report["basis"]), index)
-
-
-def _estimates_json(basis: IndexCurves | None, index: int) -> dict[str, Any]:
-    """Return the estimate for the default index, those for usual ones, and what others need."""
-    if basis is None:
-        return {"estimate": None, "estimates": [], "basis": None}
-    return {
-        "estimate": _estimate_json(basis, index),
-        "estimates": [_estimate_json(basis, each) for each in sorted({*USUAL_INDEXES, index})],
-        "basis": asdict(basis),
-    }
 
 
 def _estimate_json(basis: IndexCurves, index: int) -> dict[str, Any]:

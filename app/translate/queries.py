@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import and_, exists, or_, select, update
-from sqlalchemy.orm import Session, aliased, defer
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from app.db.session import changed_rows
 from app.db.tables import TranslatorRow
@@ -37,29 +36,6 @@ def find(
     if row is None:
         raise NotFound(f"There is no translator {content!r}.", "translator", field="id")
     return row
-
-
-def page(session: Session, project: str, *, after: str, limit: int) -> Sequence[TranslatorRow]:
-    """Translators in the order of their ids, those after the id `after`: the oldest row of each id.
-
-    Leaves out their reports.
-    """
-    older = aliased(TranslatorRow)
-    is_oldest = ~exists().where(
-        older.project == TranslatorRow.project,
-        older.content == TranslatorRow.content,
-        or_(
-            older.created_at < TranslatorRow.created_at,
-            and_(older.created_at == TranslatorRow.created_at, older.id < TranslatorRow.id),
-        ),
-    )
-    query = (
-        select(TranslatorRow)
-        .where(TranslatorRow.project == project, TranslatorRow.content > after, is_oldest)
-        .order_by(TranslatorRow.content)
-        .limit(limit)
-    )
-    return session.scalars(query.options(defer(TranslatorRow.report))).all()
 
 
 def touch(session: Session, row: TranslatorRow, *, now: datetime) -> bool:

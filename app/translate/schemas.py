@@ -65,10 +65,6 @@ class TranslatorReportOut(BaseModel):
         description="Expected quality in an index of `index` items. "
         "Null below 10 distinct anchors, or if a fold has only one distinct vector."
     )
-    estimates: list[EstimateOut] = Field(
-        description="The same for 1,000, 10,000 and 100,000 items and the store's size. "
-        "Empty if `estimate` is null."
-    )
     weights: FitWeightsOut | None = Field(
         None,
         description="What the sample of a store decided. Null if no encoder has a sample.",

@@ -10,12 +10,12 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.db import tables
 from app.http.bodies import json_body
-from app.http.deps import Limit, ReadContext, Reads, Svc, WriteContext
+from app.http.deps import ReadContext, Reads, Svc, WriteContext
 from app.http.fields import Name, RowModel
 from app.http.problems import documented
 from app.jobs.answers import ASYNC, Prefer, accepted, wants_job
 from app.jobs.schemas import Job
-from app.translate import estimate, queries, thresholds
+from app.translate import estimate, thresholds
 from app.translate import fit as translators
 from app.translate.fields import INDEX_DESCRIPTION, EstimateOut, IndexSize, PairRequest
 from app.translate.schemas import TranslatorReportOut
@@ -67,8 +67,8 @@ class TranslatorRequest(PairRequest):
     source: Name = Field(description="Name of the encoder to translate from.")
 
 
-class TranslatorSummary(RowModel):
-    """A fitted translator without its report, as lists show it."""
+class TranslatorOut(RowModel):
+    """A fitted translator and its report."""
 
     id: str = Field(
         validation_alias="content",
@@ -90,18 +90,7 @@ class TranslatorSummary(RowModel):
     method: str = Field(description="Method that fitted it; never `auto`.")
     options: dict[str, Any] = Field(description="All options of the method, with defaults.")
     created_at: datetime = Field(description="When it was first fitted.")
-
-
-class TranslatorOut(TranslatorSummary):
-    """A fitted translator and its report."""
-
     report: TranslatorReportOut = Field(description="How good it is, measured on its anchors.")
-
-
-class TranslatorPage(BaseModel):
-    """Translators in the order of their ids."""
-
-    translators: list[TranslatorSummary] = Field(description="One page of translators.")
 
 
 @router.post(
@@ -132,24 +121,6 @@ def create_translator(
     estimate.require_estimate(row, request.min_quality, request.index)
     response.headers["Location"] = f"/translators/{row.content}"
     return _with_estimate(row, body.index)
-
-
-@router.get("", summary="List translators", responses=documented(422))
-def list_translators(
-    services: Svc,
-    project: Reads,
-    after: Annotated[
-        str, Query(max_length=100, description="Id of the last translator on the previous page.")
-    ] = "",
-    limit: Limit = 100,
-) -> TranslatorPage:
-    """Returns the project's translators in the order of their ids, without their reports.
-
-    If several pairs of encoders share one translator, the list shows the oldest pair.
-    """
-    with services.db.transaction() as session:
-        rows = queries.page(session, project, after=after, limit=limit)
-    return TranslatorPage(translators=[TranslatorSummary.model_validate(row) for row in rows])
 
 
 @router.get("/{id}", summary="Get a translator's report", responses=documented(404, 422))

@@ -20,7 +20,6 @@ def upgrade() -> None:
         sa.Column("provenance", sa.JSON(), nullable=True),
         sa.Column("inputs", sa.String(length=64), nullable=True),
         sa.Column("store_rows", sa.String(length=64), nullable=True),
-        sa.Column("pairs", sa.String(length=64), nullable=True),
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("project", sa.String(length=100), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),

@@ -16,9 +16,9 @@ PUBLIC = {("GET", "/livez"), ("GET", "/readyz")}
 OPERATIONS = {
     ("read", "GET"): """
         /encoders /encoders/{name} /anchor-sets /anchor-sets/{name}
-        /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name}
+        /anchor-sets/{name}/report /pools /pools/{name}
         /stores /stores/{name} /aliases /aliases/{name}
-        /heads /heads/{name} /translators /translators/{id} /translators/{id}/file
+        /heads /heads/{name} /translators/{id} /translators/{id}/file
         /translators/{id}/threshold
         /jobs /jobs/{id} /jobs/{id}/events /metrics
         /v1/models /v1/models/{model}

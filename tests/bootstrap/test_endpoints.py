@@ -6,11 +6,8 @@ import io
 
 import numpy as np
 import pytest
-import torch
 
-from app.anchors import service as anchor_sets
 from app.bootstrap import service as bootstrap
-from app.context import RequestContext
 from app.http import media_types
 
 PAIRS = [[i, i] for i in range(12)]
@@ -107,7 +104,7 @@ def ask(stocked, embeddings):
     [
         ({"source_pool": "nothing"}, 404, "pool-not-found", "source_pool", None),
         ({"source_pool": "target"}, 409, "pool-of-another-encoder", "source_pool", None),
-        ({"source_pool": ...}, 422, "not-exactly-one", "source_pool", None),
+        ({"source_pool": ...}, 422, "missing-field", "source_pool", None),
         ({"source_pool": "flat"}, 422, "degenerate-anchors", "source_pool", None),
         ({"target_pool": [[1.0] * 6] * 120}, 422, "degenerate-anchors", "target_pool", None),
         ({"seeds": [*PAIRS, [120, 12]]}, 422, "invalid-seeds", "seeds", [12]),
@@ -126,44 +123,12 @@ def test_a_wrong_request_is_refused_by_its_field_and_no_job_remains(
     assert stocked.get("/jobs").json() == {"jobs": []}
 
 
-def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished):
-    def grow(**sides):
-        how = {"min_precision": 0, "seeds": PAIRS, "size": 20}
-        body = {"name": fresh(), "source": "minilm", "target": "own", **how, **sides}
-        answer = encoding.http.post("/bootstrap", json=body)
-        assert answer.status_code == 202, answer.text
-        job = finished(encoding.http, answer.json()["id"])
-        assert job["state"] == "succeeded", job
-        return encoding.http.get(f"/anchor-sets/{body['name']}/pairs").json()
-
+def test_a_bootstrap_reads_a_pool_of_inputs(encoding, fresh, finished):
     texts = [f"{text} {number}" for number in range(100) for text in encoding.texts[:1]]
     name, own = fresh(), np.random.default_rng(3).normal(size=(len(texts), 5)).tolist()
     pool = {"encoder": "minilm", "inputs": texts}
     assert encoding.http.put(f"/pools/{name}", json=pool).status_code == 201
-    named = grow(source_pool=name, target_pool=own)
-    assert named["pairs"][: len(PAIRS)] == PAIRS
-    assert grow(source_inputs=texts, target_pool=own) == named
-
-
-def test_a_page_of_pairs_and_a_set_without_any(stocked, embeddings, refused):
-    services = stocked.app.state.services
-    pairs = torch.stack([torch.arange(40) * 3, torch.arange(40).flip(0)], dim=1)
-    confidence = torch.linspace(0, 1, 40)
-    confidence[5] = torch.nan
-    vectors = {name: torch.tensor(rows) for name, rows in embeddings.items()}
-    row = anchor_sets.build_anchor_set(
-        services,
-        "default",
-        name="grown",
-        embeddings=vectors,
-        pairs={"pairs": pairs, "confidence": confidence},
-    )
-    with services.db.transaction() as session:
-        anchor_sets.add_anchor_set(session, RequestContext("default"), row)
-    path = "/anchor-sets/grown/pairs"
-    answer = stocked.get(path, params={"after": 3, "limit": 5}).json()
-    assert answer["pairs"] == pairs[4:9].tolist()
-    assert answer["confidence"] == pytest.approx([4 / 39, None, 6 / 39, 7 / 39, 8 / 39])
-    assert stocked.get(path, params={"after": 39}).json()["pairs"] == []
-    refused(stocked.get("/anchor-sets/items/pairs"), 404, "pairs-not-found", "name")
-    refused(stocked.get("/anchor-sets/nothing/pairs"), 404, "anchor-set-not-found", "name")
+    body = {"name": fresh(), "source": "minilm", "target": "own", "seeds": PAIRS, "size": 20}
+    body |= {"source_pool": name, "target_pool": own, "min_precision": 0}
+    job = finished(encoding.http, encoding.http.post("/bootstrap", json=body).json()["id"])
+    assert job["result"]["pairs"][: len(PAIRS)] == PAIRS

@@ -88,7 +88,7 @@ def test_blobs_of_rows_and_of_unfinished_jobs_are_named(db):
         session.add(job("succeeded", DAY, source_pool="6" * 64))
         pool = {"project": "p", "name": "pool", "items": 4, "pieces": pieces}
         session.add(tables.PoolRow(encoder=named(session, tables.EncoderRow, "a"), **pool))
-        session.add(tables.AnchorSetRow(project="p", name="grown", size=2, pairs="b" * 64))
+        session.add(tables.AnchorSetRow(project="p", name="kept", size=2, inputs="b" * 64))
     with db.transaction() as session:
         assert retention.named_blobs(session) == {digit * 64 for digit in "12345789ab"}
 

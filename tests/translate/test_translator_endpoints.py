@@ -1,4 +1,4 @@
-"""/translators: reports, estimates, thresholds, ids and the list."""
+"""/translators: reports, estimates, thresholds and ids."""
 
 from __future__ import annotations
 
@@ -79,17 +79,6 @@ def test_an_unknown_or_malformed_id_is_refused(client, refused, what):
         refused(client.get(f"/translators/{id_}{what}"), 422, "invalid-request", "id")
 
 
-def test_the_list_has_each_translator_once_in_the_order_of_ids(ask, stocked):
-    assert stocked.get("/translators").json()["translators"] == []
-    ids = sorted(ask(method=method).json()["translator"] for method in FOUR)
-    page = stocked.get("/translators").json()["translators"]
-    assert [each["id"] for each in page] == ids
-    for each in page:
-        whole = stocked.get(f"/translators/{each['id']}").json()
-        assert each == {name: whole[name] for name in whole if name != "report"}
-        assert {key: each[key] for key in PAIR} == PAIR
-
-
 # --- estimates ------------------------------------------------------------------------------------
 
 
@@ -119,4 +108,3 @@ def test_a_sample_of_the_store_is_searched_and_its_size_is_the_default_index(mak
     stocked.put("/anchor-sets/items/samples/second", json=body).raise_for_status()
     report = stocked.get(f"/translators/{id_}").json()["report"]
     assert (report["estimate"]["index"], report["estimate"]["measured"]) == (320, True)
-    assert [each["index"] for each in report["estimates"]] == [320, 1_000, 10_000, 100_000]

@@ -44,7 +44,6 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "keys": lambda client: client.api_keys.list(),
     "audit": lambda client: client.audit(),
     "migrations": lambda client: client.migrations.list(),
-    "pairs": lambda client: client.anchor_sets.pairs("s"),
     "create": lambda client: client.anchor_sets.put("s", "a", ROWS),
     "embed": lambda client: client.embed("text", model="a"),
     "translate": lambda client: client.translate(ROWS, **PAIR),
@@ -70,8 +69,6 @@ BODIES = {
             "data": [{"embedding": 5}],
             "encoders": 5,
             "vectors": {"base64": "!"},
-            "pairs": [1],
-            "confidence": [1],
             "results": [5],
             "state": "running",
             "progress": [1],
@@ -126,7 +123,6 @@ def test_an_answer_without_an_end_is_cut_off(answering, monkeypatch):
     [
         ("encoders", b'{"encoders": [{"name": "a"}]}'),
         ("migrations", b'{"migrations": [{"id": "1"}], "next_before": "1"}'),
-        ("pairs", b'{"pairs": [[0, 1]], "confidence": [null]}'),
     ],
 )
 def test_pages_that_do_not_advance_end_with_an_error(answering, call, body):

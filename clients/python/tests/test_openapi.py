@@ -25,7 +25,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "add_embeddings": anchors.AnchorSets.put,
     "put_sample": anchors.AnchorSets.put_sample,
     "delete_sample": anchors.AnchorSets.delete_sample,
-    "get_pairs": anchors.AnchorSets.pairs,
     "extend_pool": anchors.Pools.create,
     "give_advice": Client.advice,
     "compare_encoders": Client.compare,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any, Literal, overload
 
 from anchorage_client._async.jobs import AsyncJob, submit
 from anchorage_client._async.resources import AsyncResource
-from anchorage_client._async.transport import Json, json_of, require_new, segment
-from anchorage_client.errors import AnchorageError, reading, rows_from
+from anchorage_client._async.transport import Json, json_of, segment
+from anchorage_client.errors import AnchorageError, rows_from
 from anchorage_client.fields import MAX_JSON_BYTES, Role, row_parts, text_list
 from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
 
@@ -223,27 +222,6 @@ class AsyncAnchorSets(AsyncResource):
     async def report(self, name: str) -> Json:
         """Return the set's health: findings, and whether the encoders' rows belong together."""
         return await self._transport.get(f"{self.path}/{segment(name)}/report")
-
-    async def pairs(self, name: str) -> builtins.list[tuple[int, int, float | None]]:
-        """Return the rows of both pools behind each anchor of a bootstrapped set.
-
-        The third number is the probability that the pair is right; None without an estimate.
-        """
-        path, found = f"{self.path}/{segment(name)}/pairs", builtins.list[Any]()
-        seen: set[str] = set()
-        while True:
-            page = await self._transport.get(path, after=len(found) - 1, limit=10_000)
-            with reading(f"The answer of {path}"):
-                rows = [
-                    (source, target, confidence)
-                    for (source, target), confidence in zip(
-                        page["pairs"], page["confidence"], strict=True
-                    )
-                ]
-            if not rows:
-                return found
-            require_new(str(rows), seen, path)
-            found += rows
 
     async def put_sample(
         self, name: str, encoder: str, vectors: VectorsLike, *, store_size: int | None = None

@@ -108,7 +108,3 @@ class AsyncTranslators:
         """Return a translator, with its estimate for an index of this size."""
         answer = await self._transport.get(f"/translators/{segment(id)}", index=index)
         return AsyncTranslator(self._transport, answer)
-
-    async def list(self) -> list[Json]:
-        """Return all translators without their reports."""
-        return await self._transport.pages("/translators", "translators", "after", "id")

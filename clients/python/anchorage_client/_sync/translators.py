@@ -108,7 +108,3 @@ class Translators:
         """Return a translator, with its estimate for an index of this size."""
         answer = self._transport.get(f"/translators/{segment(id)}", index=index)
         return Translator(self._transport, answer)
-
-    def list(self) -> list[Json]:
-        """Return all translators without their reports."""
-        return self._transport.pages("/translators", "translators", "after", "id")
