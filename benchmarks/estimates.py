@@ -52,7 +52,6 @@ METHOD = "kernel"
 MEASURES = {
     "recall": "recall@10",
     "mrr": "MRR",
-    "mrr_with_anchors": "MRR, anchors in the index",
 }
 
 PAIRS = {
@@ -112,16 +111,13 @@ def measure(
     centre = target.mean(dim=0).float()
     raw = apply(translator, x[queries]).vectors
     translated = unit(raw - centre).float()
-    native, index, inside = (unit(y[rows] - centre).float() for rows in (queries, others, known))
+    native, index = (unit(y[rows] - centre).float() for rows in (queries, others))
     bases = _bases(source, target, options, y[sample])
     for size in INDEXES:
         if len(others) < 0.6 * size or (size > INDEXES[0] and len(others) < 0.8 * size):
             break
         size = min(size, len(others))
         found = _found(translated, native, index, size)
-        rest = index[: max(1, size - anchors)]
-        with_anchors = _found(translated, native, torch.cat([rest, inside]), anchors + len(rest))
-        found["mrr_with_anchors"] = with_anchors["mrr"]
         for kind, basis in bases.items():
             estimated = estimate(basis, size)
             yield {
@@ -210,7 +206,7 @@ def compare(cases: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def by_data(rows: list[dict[str, Any]]) -> common.Table:
     """Estimated and found, and their mean absolute difference, without and with a sample."""
-    names = ("recall", "mrr", "mrr_with_anchors")
+    names = ("recall", "mrr")
     titles = [f"{MEASURES[name]}{kind}" for kind in ("", " with a sample") for name in names]
     table = [["data", "index", "anchors", *titles]]
     for row in rows:

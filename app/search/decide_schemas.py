@@ -189,10 +189,6 @@ class QualityOut(BaseModel):
     recall_1: float = Field(
         description="Share of queries that find the same nearest item as the native query, 0 to 1."
     )
-    jaccard_target: float = Field(
-        description="Mean Jaccard index of the `k` neighbours that the query and the native query "
-        "have among the native vectors, 0 to 1."
-    )
     intervals: dict[str, tuple[float, float]] = Field(
         description="95 % interval of each measure over other items, [low, high], by measure."
     )
@@ -249,7 +245,6 @@ class EvaluationOut(BaseModel):
     do_nothing: QualityOut = Field(
         description="Quality of the source vectors without translation, cut or padded with zeros."
     )
-    native: QualityOut = Field(description="Quality of the target's own vectors: the upper bound.")
 
 
 class AdviceRequest(PairRequest, AdviceFacts):

@@ -93,9 +93,6 @@ class MinQuality(Body):
     mrr: Share | None = Field(
         None, description="Mean reciprocal rank of the item's own vector, 0 to 1."
     )
-    mrr_with_anchors: Share | None = Field(
-        None, description="The same in an index that contains the anchors, 0 to 1."
-    )
 
     def as_dict(self) -> dict[str, float]:
         """The minimum of each measure that the client named."""
@@ -178,9 +175,7 @@ class EstimateOut(BaseModel):
         "the store's sample. If not, it is extrapolated."
     )
     measures: dict[str, IntervalEstimateOut] = Field(
-        description="Expected quality, by measure. `mrr` is for an index without the anchors, "
-        "`mrr_with_anchors` for one that contains them, as a store does that they were taken from: "
-        "a translation is nearest to the anchors it was fitted to."
+        description="Expected quality, by measure, in an index without the anchors."
     )
 
 

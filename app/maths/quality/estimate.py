@@ -16,7 +16,6 @@ from torch import Tensor
 from app.errors import OutOfRange
 from app.maths.quality.crossfit import HeldOutTranslations, hold_out
 from app.maths.quality.index_curves import (
-    ANCHOR_GROWTH,
     CURVE_SHARE,
     FEW_NEIGHBOURS_LIFT,
     MRR_PRIOR,
@@ -43,9 +42,6 @@ DEFAULT_INDEX = 10_000
 #: noisy.
 PARTITIONS = ((150, 6), (500, 3))
 
-#: The standard error of the logarithm of an anchor's worth.
-ANCHOR_WORTH_ERROR = 0.5
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -55,9 +51,7 @@ class Estimate:
     index       the number of items in the index, the query's own included
     neighbours  neighbours of recall
     measured    whether recall is measured in an index of that size; else it is extrapolated
-    measures    recall, recall_1, mrr and mrr_with_anchors, each with a 95 % interval.
-                `mrr_with_anchors` is the MRR of other items in an index that contains the anchors,
-                which precede the wanted item more often than others do
+    measures    recall, recall_1 and mrr, each with a 95 % interval, in an index without the anchors
     """
 
     anchors: int
@@ -92,7 +86,6 @@ def estimate(curves: IndexCurves, index: int) -> Estimate:
     neighbours = min(DEFAULT_NEIGHBOURS, (index - 1) // 2)
     measures = {
         "mrr": _reciprocal_rank(curves, index),
-        "mrr_with_anchors": _with_anchors(curves, index),
         "recall": _overlap(curves, index, neighbours),
         "recall_1": _overlap(curves, index, 1),
     }
@@ -109,25 +102,7 @@ def _overlap(curves: IndexCurves, index: int, neighbours: int) -> IntervalEstima
     return IntervalEstimate(*y_to_overlap(ys, share).tolist())
 
 
-def _with_anchors(curves: IndexCurves, index: int) -> IntervalEstimate:
-    """The MRR in an index that contains all anchors."""
-    worth, measured = curves.anchor_worth
-    anchors = min(curves.anchors, index - 1)
-    worth *= (index / measured) ** ANCHOR_GROWTH
-    # No anchor is easier to tell from the wanted item than another item is.
-    low, value, high = (
-        _reciprocal_rank(curves, index - anchors + anchors * max(1.0, worth * math.exp(error)))
-        for error in (NORMAL_95 * ANCHOR_WORTH_ERROR, 0.0, -NORMAL_95 * ANCHOR_WORTH_ERROR)
-    )
-    below = math.hypot(value.value - low.value, value.value - value.low)
-    above = math.hypot(high.value - value.value, value.high - value.value)
-    most = _reciprocal_rank(curves, index).high
-    return IntervalEstimate(
-        value.value, max(0.0, value.value - below), min(most, value.value + above)
-    )
-
-
-def _reciprocal_rank(curves: IndexCurves, index: float | int) -> IntervalEstimate:
+def _reciprocal_rank(curves: IndexCurves, index: int) -> IntervalEstimate:
     value, error = _expect(curves, "mrr", math.log10(index), 0)
     ys = torch.tensor(
         [value, value - NORMAL_95 * error, value + NORMAL_95 * error], dtype=torch.float64

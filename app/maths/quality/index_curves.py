@@ -21,12 +21,6 @@ MRR. When each other item of an index stays with probability f, an item of rank 
 reciprocal rank (1 - (1 - f)^r) / (r f). The logit of the mean is y, L = log10 of the index's size,
 and y(L) = a + b (L - 1) + c (L - 1)^2.
 
-Anchors in the index. A fit draws its translations towards the anchors, so that an anchor precedes
-the wanted item more often than another item does. If h of the k anchors precede an item of rank r,
-its rank in an index with the anchors is r + h. An anchor is worth w items when the mean of
-1 / (r + h) is that of 1 / r in an index of k w more items. In an index N / n times as large as that
-of the measurement it is worth w (N / n)^ANCHOR_GROWTH.
-
 The coefficients have normal priors, which were fitted to other data (docs/results/estimates.md).
 """
 
@@ -110,9 +104,6 @@ CURVE_SHARE = 0.2
 #: levels.
 NEAREST_ERROR = 0.12
 
-#: How the worth of an anchor grows with the index.
-ANCHOR_GROWTH = 0.15
-
 #: Quantile of a 95 % interval.
 NORMAL_95 = 1.959964
 
@@ -137,19 +128,17 @@ class MeasuredCurve:
 class IndexCurves:
     """Everything that an estimate needs, as numbers that JSON can hold.
 
-    anchors       k of the served fit
-    tail          (L, E) of the native scores
-    recall, mrr   the curves
-    anchor_worth  the other items that one of the anchors is worth in an index, and the index's size
-    gains         of the served fit over held-out fits (`gains_of_all_anchors`), in y of recall and
-                  MRR; {}: those of the priors alone
+    anchors      k of the served fit
+    tail         (L, E) of the native scores
+    recall, mrr  the curves
+    gains        of the served fit over held-out fits (`gains_of_all_anchors`), in y of recall and
+                 MRR; {}: those of the priors alone
     """
 
     anchors: int
     tail: tuple[list[float], list[float]]
     recall: MeasuredCurve
     mrr: MeasuredCurve
-    anchor_worth: tuple[float, float]
     gains: Mapping[str, float]
 
 
@@ -194,34 +183,26 @@ def measure_curves(
     native = unit(target - mean)
     store = None if sample is None else _without_copies(unit(sample[:MAX_SAMPLE] - mean), native)
     overlaps = _Overlaps(held, store)
-    folds = int(held[0].fold_of.max()) + 1
-    fitted = len(target) * (folds - 1) / folds
-    ranks, ahead = [], []
+    ranks = []
     for translations in held:
         queries = unit(translations.translated - mean)
         ranks.append(torch.zeros_like(translations.fold_of))
-        ahead.append(torch.zeros_like(translations.fold_of))
         for part in _parts(translations):
-            others = native[translations.fold_of != translations.fold_of[part[0]]]
             for start in range(0, len(part), SEARCHED_ROWS):
                 rows = part[start : start + SEARCHED_ROWS]
                 order = torch.arange(len(rows), device=rows.device)
                 places = (order, start + order)
                 found = _scores(queries[rows], native[part], store)
                 wanted = _scores(native[rows], native[part], store)
-                own = found[places][:, None]
-                ranks[-1][rows] = (found >= own).sum(dim=1)
-                ahead[-1][rows] = (queries[rows] @ others.T >= own).sum(dim=1)
+                ranks[-1][rows] = (found >= found[places][:, None]).sum(dim=1)
                 found[places] = wanted[places] = -torch.inf
                 overlaps.add(rows, found, wanted)
     counted = held[0].first
-    counted_ranks, counted_ahead = (torch.stack(each)[:, counted].cpu() for each in (ranks, ahead))
     return IndexCurves(
         len(target),
         _tail(native[counted], store),
         overlaps.curve(counted),
-        _mrr_curve(counted_ranks, overlaps.size),
-        _anchor_worth(counted_ranks, counted_ahead, overlaps.size, fitted),
+        _mrr_curve(torch.stack(ranks)[:, counted].cpu(), overlaps.size),
         gains,
     )
 
@@ -322,31 +303,6 @@ def _mrr_curve(ranks: Int64[Tensor, "r n"], size: int) -> MeasuredCurve:
         smoothed.logit().tolist(),
         covariance.tolist(),
     )
-
-
-def _anchor_worth(
-    ranks: Int64[Tensor, "r n"], ahead: Int64[Tensor, "r n"], size: int, anchors: float
-) -> tuple[float, float]:
-    """The other items that an anchor is worth, and the size of the index that showed it.
-
-    ahead  (r, n) anchors of the fit that precede each item
-    Thinned by f, the index with its anchors has the MRR of an index without them, thinned by g: an
-    anchor is worth (g / f - 1) (size - 1) / anchors. f is the largest for which g <= 1 exists.
-    """
-
-    def mrr(ranks: Int64[Tensor, "r n"], kept: float) -> float:
-        return float(thinned_reciprocal_rank(ranks, kept).mean())
-
-    least = mrr(ranks, 1.0)
-    kept = 1.0
-    while kept * size > 1.0 and mrr(ranks + ahead, kept) < least:
-        kept /= 2.0**0.5
-    wanted = mrr(ranks + ahead, kept)
-    low, high = kept, 1.0
-    while high / low > 1.001:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if mrr(ranks, middle) > wanted else (low, middle)
-    return (low / kept - 1.0) * (size - 1) / anchors, 1.0 + kept * (size - 1 + anchors)
 
 
 def _tail(native: Float64[Tensor, "k d"], store: Tensor | None) -> tuple[list[float], list[float]]:

@@ -1,4 +1,4 @@
-"""Measures of a translation: cosine, MRR, recall@k and the Jaccard index of neighbours.
+"""Measures of a translation: cosine, MRR and recall@k.
 
 Everywhere, `translated` (n, d) are translated vectors and `native` (n, d) the true vectors of the
 same items, in the target encoder's units. The caller centres both on the target's anchors, because
@@ -24,7 +24,7 @@ from app.maths.geometry.space import COSINE_ROWS, row_norms, unit_rows
 #: Cosines of query rows to the whole index that are stored at a time, 8 bytes each.
 MAX_COSINES = 2**24
 
-#: Neighbours of recall and of the Jaccard index.
+#: Neighbours of recall.
 DEFAULT_NEIGHBOURS = 10
 
 
@@ -39,14 +39,11 @@ class IntervalEstimate(NamedTuple):
 class SearchResult(NamedTuple):
     """Rows that n queries find in an index of m rows, best first.
 
-    near      (n, k) rows, without the query's own item
-    with_own  (n, k) rows, with the query's own item; equal to `near` where the index does not
-              contain it
-    ranks     (n,) the 1-based rank of the wanted row in the whole index; a tie counts against it
+    near   (n, k) rows, without the query's own item
+    ranks  (n,) the 1-based rank of the wanted row in the whole index; a tie counts against it
     """
 
     near: Int64[Tensor, "n k"]
-    with_own: Int64[Tensor, "n k"]
     ranks: Int64[Tensor, " n"]
 
 
@@ -94,23 +91,22 @@ def search(
     targets  (n,) the wanted row of each query if `own` is false; None: the row that the query finds
             first
     """
-    near, with_own, ranks = [], [], []
+    near, ranks = [], []
     for start, block in blocks:
         stop = start + block.shape[0]
-        best = block.topk(k, dim=1).indices
+        best = None if own else block.topk(k, dim=1).indices
         target_rows = (
             torch.arange(start, stop, device=block.device)
-            if own
+            if best is None
             else best[:, 0]
             if targets is None
             else targets[start:stop]
         )
         ranks.append((block >= block.gather(1, target_rows[:, None])).sum(dim=1))
-        with_own.append(best)
-        if own:
-            near.append(block.scatter_(1, target_rows[:, None], -torch.inf).topk(k, dim=1).indices)
-    everything = torch.cat(with_own)
-    return SearchResult(torch.cat(near) if own else everything, everything, torch.cat(ranks))
+        if best is None:
+            best = block.scatter_(1, target_rows[:, None], -torch.inf).topk(k, dim=1).indices
+        near.append(best)
+    return SearchResult(torch.cat(near), torch.cat(ranks))
 
 
 def shared_count(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Int64[Tensor, " n"]:
@@ -119,12 +115,6 @@ def shared_count(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> I
     return torch.cat(
         [(first[rows, :, None] == second[rows, None, :]).sum(dim=(1, 2)) for rows in steps]
     )
-
-
-def jaccard(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Float64[Tensor, " n"]:
-    """|A & B| / |A | B| of two neighbour lists (n, k), row by row, in [0, 1]."""
-    common = shared_count(first, second).double()
-    return common / (2 * first.shape[1] - common)
 
 
 def evaluate(
@@ -145,16 +135,13 @@ def evaluate(
     cosines  computes the blocks of cosines; every cosine between two items comes from it
     mean     (d,) what the vectors were centred on
 
-    cosine          cos(translated_i, native_i) of the centred vectors
-    plain_cosine    the same before centring: what a vector database returns
-    mrr             1 / rank of native_i in the whole index
-    recall          share of the native query's k items that the translated query finds too
-    recall_1        1 where both find the same item first, else 0
-    jaccard_target  of the k items that each query finds among the native vectors, the item itself
-                    included, as in the reference code of Moschella et al. 2023 and Cannistraci et
-                    al. 2023 (Table 1)
-    With a corpus, the rank is that of the row that the native query finds first; recall, recall_1
-    and jaccard_target compare the rows that both queries find in the corpus.
+    cosine        cos(translated_i, native_i) of the centred vectors
+    plain_cosine  the same before centring: what a vector database returns
+    mrr           1 / rank of native_i in the whole index
+    recall        share of the native query's k items that the translated query finds too
+    recall_1      1 where both find the same item first, else 0
+    With a corpus, the rank is that of the row that the native query finds first; recall and
+    recall_1 compare the rows that both queries find in the corpus.
     """
     truth = unit(native)
     index = truth if corpus is None else unit(corpus)
@@ -163,16 +150,14 @@ def evaluate(
     targets = None if own else wanted.near[:, 0]
     measures = {}
     for name, vectors in queries.items():
-        is_native = vectors is native
-        made = truth if is_native else unit(vectors)
-        found = wanted if is_native else search(cosines(made, index), k, own=own, targets=targets)
+        made = unit(vectors)
+        found = search(cosines(made, index), k, own=own, targets=targets)
         measures[name] = {
             "cosine": (made * truth).sum(dim=1),
             "plain_cosine": row_cosines(vectors + mean, native + mean),
             "mrr": 1.0 / found.ranks.double(),
             "recall": shared_count(found.near, wanted.near).double() / k,
             "recall_1": (found.near[:, 0] == wanted.near[:, 0]).double(),
-            "jaccard_target": jaccard(found.with_own, wanted.with_own),
         }
     return measures
 

@@ -163,7 +163,7 @@ def test_advice_evaluation_and_rankings(client: Client, pair):
         advice["advice"] in names == {"keep", "cascade", "fuse", "native", "translate", "re-embed"}
     )
     measured = client.evaluate(**pair.names, vectors=pair.old, native=pair.new)
-    assert measured["translated"]["mrr"] > measured["native"]["mrr"] / 2
+    assert measured["translated"]["mrr"] > 0.5
     items = {"queries": pair.new[:3], "documents": pair.old}
     rows = client.evaluate(**pair.names, **items, judgements=[{"query": 1, "document": 1}])
     judged = {**items, "query_ids": ["a", "b", "c"], "judgements": [{"query": "b", "document": 1}]}
@@ -189,8 +189,7 @@ def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
     seen: list[dict[str, Any]] = []
     result = job.wait(timeout=200, progress=seen.append)
     assert seen[-1] == job.progress
-    pairs = client.anchor_sets.pairs(result["anchor_set"])
-    assert np.mean([source == target for source, target, _ in pairs]) > 0.8
+    assert np.mean([source == target for source, target in result["pairs"]]) > 0.8
     wrong = [(i, (i + 50) % 100) for i in range(20)]
     again = client.bootstrap("none", **made, seeds=wrong, min_precision=0.95, as_job=True)
     assert [event["state"] for event in again.events()][-1] == "failed"

@@ -16,7 +16,6 @@ from app.maths.quality.estimate import (
 )
 from app.maths.quality.index_curves import IndexCurves, measure_curves
 from app.maths.quality.learning_curve import gains_of_all_anchors
-from app.maths.quality.metrics import unit
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
 from research.definitions import measures
@@ -86,24 +85,6 @@ def test_a_sample_of_as_many_vectors_measures_the_estimate():
             each = made.measures[name]
             assert each.value == pytest.approx(true[name], abs=near)
             assert each.low <= true[name] <= each.high
-
-
-def test_the_estimate_with_anchors_holds_in_an_index_of_which_a_third_are_anchors():
-    anchors = 300
-    x, y = cloud(0, anchors)
-    mean, (queries, natives) = y.mean(dim=0), cloud(77, 2 * anchors)
-    fitted = fit("graded", fit_space(x), fit_space(y), resolve("graded", {}, anchors=anchors))
-    translated = unit(apply(fitted, queries).vectors.double() - mean)
-    index = unit(torch.cat([natives, y]) - mean)
-    scores = translated @ index.T
-    own = scores.diagonal()[:, None]
-    true = float((1.0 / (scores >= own).sum(dim=1)).mean())
-    without = float((1.0 / (scores[:, : 2 * anchors] >= own).sum(dim=1)).mean())
-    made = estimate(basis_of(anchors, sample=940), 3 * anchors).measures
-    assert true < without
-    assert made["mrr_with_anchors"].low <= true <= made["mrr_with_anchors"].high
-    assert made["mrr_with_anchors"].value == pytest.approx(true, abs=0.06)
-    assert made["mrr_with_anchors"].value <= made["mrr"].value
 
 
 def test_anchors_in_a_sample_are_not_searched():

@@ -27,16 +27,12 @@ def nearest(query: np.ndarray, index: np.ndarray, k: int, leave_out: int | None)
     return sorted(items, key=lambda j: -cos(query, index[j]))[:k]
 
 
-def jaccard(first: list[int], second: list[int]) -> float:
-    return len({*first} & {*second}) / len({*first} | {*second})
-
-
 @given(seed=seeds, noise=st.floats(0.1, 3), k=st.integers(1, 5), has_corpus=st.booleans())
 def test_every_measure_is_that_of_a_loop_over_its_definition(seed, noise, k, has_corpus):
     native = normal(seed, 14, 5)
     translated = native + noise * normal(seed + 1, 14, 5)
     corpus = normal(seed + 2, 12, 5) if has_corpus else None
-    measures = evaluate({"made": translated, "native": native}, native, k, corpus=corpus, mean=2.0)
+    measures = evaluate({"made": translated}, native, k, corpus=corpus, mean=2.0)
     found = {name: values.tolist() for name, values in measures["made"].items()}
     t, y = translated.numpy(), native.numpy()
     index = y if corpus is None else corpus.numpy()
@@ -50,9 +46,6 @@ def test_every_measure_is_that_of_a_loop_over_its_definition(seed, noise, k, has
         assert found["mrr"][i] == pytest.approx(1 / sum(s >= scores[wanted] for s in scores))
         assert found["recall"][i] == pytest.approx(len({*ours} & {*truth}) / k)
         assert found["recall_1"][i] == (ours[0] == truth[0])
-        with_own = (nearest(each, index, k, None) for each in (t[i], y[i]))
-        assert found["jaccard_target"][i] == pytest.approx(jaccard(*with_own))
-    assert all(float(values.min()) > 1 - 1e-12 for values in measures["native"].values())
 
 
 def test_a_tie_counts_against_the_translation():
