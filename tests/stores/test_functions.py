@@ -16,17 +16,10 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.stores.answers import MAX_TEXT
-from app.stores.common import find_cause, find_text, row_number, rows_checksum, store_faults
+from app.stores.common import find_text, row_number, rows_checksum, store_faults
 from app.stores.hidden_urls import hide_url
 from app.stores.registry import CONNECTORS, require_known_options
 from app.stores.text_templates import parse_template
-
-
-def test_the_cause_of_an_error_that_was_raised_from_itself():
-    error = ValueError()
-    error.__cause__ = error
-    assert find_cause(error, KeyError) is None
-    assert find_cause(error, ValueError) is error
 
 
 @pytest.mark.parametrize(
