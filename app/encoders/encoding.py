@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections import deque
@@ -13,13 +14,14 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 import torch
+from anyio import to_thread
 from torch import Tensor
 
 from app.context import Limits, RequestContext, Services
 from app.db import tables
 from app.encoders.incoming import checked_vectors
 from app.encoders.models.base import EncoderModel, EncoderSpec, Input, Inputs, Item
-from app.encoders.models.batcher import EncodeTask
+from app.encoders.models.batcher import EncodeTask, count_batch
 from app.encoders.models.remote.encoder import RemoteEncoder
 from app.errors import (
     AnchorageError,
@@ -37,10 +39,13 @@ from app.errors import (
     blaming,
 )
 from app.maths.geometry.space import check_vectors
-from app.types import InputRole, Modality
+from app.types import EncoderKind, InputRole, Modality
 
 #: inputs of one piece; the next piece is prepared while one runs
 PIECE_INPUTS = {Modality.text: 2_048, Modality.image: 32}
+
+#: numbers of an endpoint's answer that is read without another thread
+NUMBERS_AT_ONCE = 2**14
 
 #: how often a job that waits for a piece checks whether it is cancelled
 ENCODING_CHECK_S = 0.5
@@ -53,6 +58,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 #: the files of a changed model are read again after this time
 RECHECK_MODEL_S = 10.0
+
+CLIENT_LEFT = "The client left before its inputs were encoded."
 
 #: the prefix of an image in OpenAI's requests
 _DATA_URL = re.compile(r"\Adata:image/[a-z.+-]{1,40};base64,", re.ASCII)
@@ -118,15 +125,57 @@ def encode(
                 task.future.cancel()
             raise
     on_progress(len(ready))
-    made = torch.cat(vectors)
+    return _checked(encoder, EncodedVectors(torch.cat(vectors), tokens, truncated))
+
+
+def _checked(encoder: tables.EncoderRow, made: EncodedVectors) -> EncodedVectors:
+    """Return what was made. Raises EncoderFailed for vectors that no model should make."""
     try:
-        check_vectors(made, dim=encoder.dim)
+        check_vectors(made.vectors, dim=encoder.dim)
     except AnchorageError as error:
-        advice = "" if model.endpoint is not None else " Another `dtype` may help."
+        advice = "" if encoder.kind == EncoderKind.openai else " Another `dtype` may help."
         raise EncoderFailed(
             f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail}{advice}"
         ) from None
-    return EncodedVectors(made, tokens, truncated)
+    return made
+
+
+async def encode_soon(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    inputs: Sequence[Input],
+    *,
+    role: InputRole,
+    field: str,
+) -> EncodedVectors:
+    """As `encode`, in the event loop. A few texts for an endpoint need no other thread, unless
+    others wait for it: each hop from one thread to another takes a busy process milliseconds.
+    """
+    model = services.encoders.loaded(spec_of(encoder))
+    if (
+        isinstance(model, RemoteEncoder)
+        and len(inputs) <= min(model.batch, NUMBERS_AT_ONCE // model.dim)
+        and not changes(encoder, model)
+    ):
+        lane = services.encoders.lane_without_thread(model)
+        with lane as is_free, services.take(services.turns.inputs, context.project):
+            if is_free:
+                ready = check_inputs(encoder, inputs, limits=services.limits, field=field)
+                with blaming(field, always=True):
+                    items = model.prepare(ready, role)
+                asked = asyncio.ensure_future(model.ask(items))
+                context.on_departure(asked.cancel)
+                try:
+                    with blaming(field):
+                        vectors = await asked
+                except asyncio.CancelledError:
+                    raise ClientLeft(CLIENT_LEFT) from None
+                count_batch([item.length for item in items])
+                tokens = sum(item.tokens for item in items)
+                return _checked(encoder, EncodedVectors(vectors, tokens))
+    work = partial(encode, services, context, encoder, inputs, role=role, field=field)
+    return await to_thread.run_sync(work)
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +309,7 @@ def _await(task: EncodeTask, field: str, meanwhile: Callable[[], None]) -> Tenso
         except TimeoutError:  # of the wait: a model's errors are AnchorageErrors
             meanwhile()
         except CancelledError:
-            raise ClientLeft("The client left before its inputs were encoded.") from None
+            raise ClientLeft(CLIENT_LEFT) from None
 
 
 def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
@@ -304,14 +353,19 @@ def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
 
 def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
     """Raises EncoderChanged when the model's files differ from those that were registered."""
-    current, registered = model.identity.members, encoder.identity or {}
-    both = registered.keys() & current.keys()  # another version may know other members
-    if changed := sorted(name for name in both if registered[name] != current[name]):
+    if changed := changes(encoder, model):
         raise EncoderChanged(
             f"The model of encoder {encoder.name!r} has changed since it was registered: "
             f"{', '.join(changed)} differ. Restore its files, or register them as another encoder.",
             field="encoder",
         )
+
+
+def changes(encoder: tables.EncoderRow, model: EncoderModel) -> list[str]:
+    """Return the members of the model's identity that are not as they were registered."""
+    current, registered = model.identity.members, encoder.identity or {}
+    both = registered.keys() & current.keys()  # another version may know other members
+    return sorted(name for name in both if registered[name] != current[name])
 
 
 def require_same_vectors(encoder: tables.EncoderRow) -> None:

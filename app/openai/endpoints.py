@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
 import pybase64
+from anyio import to_thread
 from fastapi import APIRouter, Path, Response
 
 from app.db import resources, tables
+from app.encoders.encoding import EncodedVectors
 from app.http import answers
-from app.http.bodies import json_body
+from app.http.bodies import Call, json_body, vector_call, watch_departure
 from app.http.deps import After, Limit, PathName, ReadContext, Reads, Svc, WriteContext
 from app.http.problems import documented, documented_as_openai
 from app.openai import service
@@ -27,6 +30,7 @@ from app.openai.schemas import (
 )
 from app.ops import metrics
 from app.translate.fields import warning_members
+from app.translate.warnings import AnswerWarning
 from app.types import EncoderKind
 
 router = APIRouter()
@@ -41,17 +45,27 @@ MAX_ALIASES_LISTED = 10_000
     responses={200: {"model": Embeddings}, **documented_as_openai(400, 404, 413, 415, 422)},
     response_model=None,
 )
-def create_embeddings(
-    context: ReadContext,
-    body: Annotated[EmbeddingsRequest, json_body(EmbeddingsRequest)],
-    services: Svc,
+async def create_embeddings(
+    call: Annotated[Call[EmbeddingsRequest], vector_call(EmbeddingsRequest, npy=False)],
 ) -> Response:
     """Encodes texts or images, as OpenAI's clients expect it.
 
     With a model `encoder->target@anchor-set`, the vectors are translated. With the alias of a
     store, they are those that its clients need now. The header `Anchorage-Encoder` says which.
     """
-    made, warnings, model = service.embed(services, context, body)
+    with watch_departure(call.request):
+        made, warnings, model = await service.embed(call.services, call.context, call.body)
+    if made.vectors.numel() <= answers.INLINE_NUMBERS:
+        return _describe(call.body, made, warnings, model)
+    return await to_thread.run_sync(_describe, call.body, made, warnings, model)
+
+
+def _describe(
+    body: EmbeddingsRequest,
+    made: EncodedVectors,
+    warnings: Sequence[AnswerWarning],
+    model: str,
+) -> Response:
     metrics.BATCH_VECTORS.labels("embeddings").observe(len(made.vectors))
     rows: list[Any] = list(np.ascontiguousarray(made.vectors.numpy(), dtype="<f4"))
     if body.encoding_format == "base64":

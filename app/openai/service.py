@@ -11,6 +11,8 @@ from datetime import datetime
 from typing import Any
 
 import torch
+from anyio import to_thread
+from torch import Tensor
 
 from app.access.audit import record_audit
 from app.context import RequestContext, Services
@@ -104,7 +106,19 @@ def find_model(services: Services, project: str, name: str) -> Model:
         found = _read_id(services, project, model)
         return replace(found, created_at=alias.created_at, until=until)
 
-    return services.names.find_or(NameKey(project, "model", (name,)), look_up)
+    return services.names.find_or(_key(project, name), look_up)
+
+
+def _key(project: str, name: str) -> NameKey:
+    return NameKey(project, "model", (name,))
+
+
+async def _find_soon(services: Services, project: str, name: str) -> Model:
+    """As `find_model`, in the event loop: what is not in memory is looked up in a thread."""
+    found: Model | None = services.names.find(_key(project, name))
+    if found is None:
+        found = await to_thread.run_sync(find_model, services, project, name)
+    return found
 
 
 def _model_of_store(
@@ -159,7 +173,7 @@ def describe_model(name: str, created_at: datetime, project: str) -> OpenAIModel
     return OpenAIModel(id=name, created=int(created_at.timestamp()), owned_by=project)
 
 
-def embed(
+async def embed(
     services: Services, context: RequestContext, request: EmbeddingsRequest
 ) -> tuple[EncodedVectors, Sequence[AnswerWarning], str]:
     """Return the inputs' vectors by the request's model, warnings about it, and the model's id.
@@ -170,13 +184,13 @@ def embed(
     """
     inputs = _read_inputs(request.input)
     while True:
-        model = find_model(services, context.project, request.model)
-        found = _embed_by(services, context, request, inputs, model)
-        if model.id == find_model(services, context.project, request.model).id:
+        model = await _find_soon(services, context.project, request.model)
+        found = await _embed_by(services, context, request, inputs, model)
+        if model.id == (await _find_soon(services, context.project, request.model)).id:
             return *found, model.id
 
 
-def _embed_by(
+async def _embed_by(
     services: Services,
     context: RequestContext,
     request: EmbeddingsRequest,
@@ -193,7 +207,9 @@ def _embed_by(
         )
     incoming.reserve_answer(services, context, "input", len(inputs), dim=dim)
     role = InputRole(request.input_type)
-    made = encoding.encode(services, context, model.encoder, inputs, role=role, field="input")
+    made = await encoding.encode_soon(
+        services, context, model.encoder, inputs, role=role, field="input"
+    )
     if made.truncated and not request.truncate:
         raise InputTooLong(
             "Some inputs are longer than the model reads. Shorten them, or send `truncate: true`.",
@@ -202,16 +218,25 @@ def _embed_by(
         )
     vectors, warnings = made.vectors, warnings_about_change(model.encoder)
     if model.translation is not None:
-        served = prepare_map(services, context, model.translation, model.pair)
-        warnings = [*served.warnings, *warnings]
-        with blaming("input"):
-            vectors = served.start(services, context.project, vectors).result().vectors
+        translated = to_thread.run_sync(_translate, services, context, model, vectors)
+        vectors, more = await translated
+        warnings = [*more, *warnings]
     elif asked < dim:
         # Models that were trained for it (Matryoshka) lose little; others lose more.
         vectors = vectors[:, :asked]
         if (model.encoder.identity or {}).get("normalise"):
             vectors = torch.nn.functional.normalize(vectors, dim=1)
     return replace(made, vectors=vectors), warnings
+
+
+def _translate(
+    services: Services, context: RequestContext, model: Model, vectors: Tensor
+) -> tuple[Tensor, Sequence[AnswerWarning]]:
+    """Return the vectors in the target's space, and warnings about the translation."""
+    assert model.translation is not None
+    served = prepare_map(services, context, model.translation, model.pair)
+    with blaming("input"):
+        return served.start(services, context.project, vectors).result().vectors, served.warnings
 
 
 def _read_inputs(value: Any) -> list[Input]:

@@ -137,15 +137,16 @@ def test_another_model_is_a_change_and_a_call_that_ends_cancels_its_requests(rem
     def stop(done):
         raise InterruptedError
 
+    ended = []
+
     def stall(handler):
         handler.body()
-        handler.rfile.read(1)
+        ended.append(handler.rfile.read(1))
 
     endpoint.behaviour = stall
     with pytest.raises(InterruptedError):
         many(remote, TEXTS, on_progress=stop)
-    pool = encoding_service.load_model(*remote)._endpoint._pool
-    until(lambda: pool.connections == [])
+    until(lambda: ended == [b""] * 4)
     endpoint.behaviour, endpoint.model = None, "truth-2026-02"
     with pytest.raises(EncoderChanged):
         many(remote, TEXTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_translation_keeps_its_pair_and_reserves_its_answer_once(named, monkey
 
     monkeypatch.setattr(encoding, "encode", encode)
     request = EmbeddingsRequest(model="m->b@s", input=["x", "y"])
-    made, _, model = service.embed(named, CONTEXT, request)
+    made, _, model = asyncio.run(service.embed(named, CONTEXT, request))
     assert (made.vectors.shape, model) == ((2, 2), "m->b@s")
     assert reserved == [2]
 
@@ -275,7 +276,7 @@ def test_vectors_that_were_begun_before_a_switch_are_made_again(named, monkeypat
 
     monkeypatch.setattr(encoding, "encode", encode)
     request = EmbeddingsRequest(model="x", input=["a"])
-    assert service.embed(named, CONTEXT, request)[2] == "free"
+    assert asyncio.run(service.embed(named, CONTEXT, request))[2] == "free"
     assert made_by == ["m", "free"]
 
 

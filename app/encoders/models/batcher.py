@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from heapq import nlargest
 from itertools import chain, islice, zip_longest
@@ -83,6 +83,7 @@ class Batcher:
     ) -> None:
         self._threads, self._budget, self._most, self._device = threads, budget, most, device
         self._lanes = ThreadPoolExecutor(lanes, "lane", self._start_lane)
+        self._free = lanes
         self._lock = threading.Lock()
         #: the waiting tasks of each owner; the owner whose turn was longest ago first
         self._owners: dict[str, list[EncodeTask]] = {}
@@ -109,6 +110,18 @@ class Batcher:
             self._lanes.submit(self._run_batch)
         task.future.add_done_callback(lambda _: self._forget(task))
         return task
+
+    @contextmanager
+    def lane_without_thread(self) -> Iterator[bool]:
+        """Hold a lane for a batch that the caller runs; yields whether one is free."""
+        with self._lock:
+            is_free = self._free > 0 and not self._owners and not self._closed
+            self._free -= is_free
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._leave_lane()
 
     def close(self) -> None:
         """Fail all waiting tasks, and end each lane after its current batch.
@@ -165,8 +178,9 @@ class Batcher:
     def _run_batch(self) -> None:
         """Run the next batch. What still waits is for the next free lane."""
         with self._lock:
-            if self._closed or not self._owners:
+            if self._closed or not self._owners or not self._free:
                 return
+            self._free -= 1
             batch = self._take_batch()
             if self._owners:
                 self._lanes.submit(self._run_batch)
@@ -174,13 +188,17 @@ class Batcher:
         for task in {task for task, _, _ in batch}:
             metrics.ENCODE_WAIT_SECONDS.observe(started - task.started)
         error = self._run(batch)
+        self._leave_lane()
         if error is None:
-            lengths = [item.length for _, _, item in batch]
-            metrics.ENCODE_BATCH.observe(len(batch))
-            metrics.ENCODE_TOKENS.labels("read").inc(sum(lengths))
-            metrics.ENCODE_TOKENS.labels("padding").inc(max(lengths) * len(batch) - sum(lengths))
+            count_batch([item.length for _, _, item in batch])
         elif is_device_failure(error):
             self.broken = True
+
+    def _leave_lane(self) -> None:
+        with self._lock:
+            self._free += 1
+            if self._owners and not self._closed:
+                self._lanes.submit(self._run_batch)
 
     def _take_batch(self) -> list[BatchEntry]:
         """Remove the items of the next batch from their tasks, and return them.
@@ -267,6 +285,13 @@ class Batcher:
                 f"Model {model.identity.model!r} failed with {type(error).__name__}. "
                 "The server's log has the reason."
             ) from error
+
+
+def count_batch(lengths: Sequence[int]) -> None:
+    """Record the lengths of a batch's items in the metrics."""
+    metrics.ENCODE_BATCH.observe(len(lengths))
+    metrics.ENCODE_TOKENS.labels("read").inc(sum(lengths))
+    metrics.ENCODE_TOKENS.labels("padding").inc(max(lengths) * len(lengths) - sum(lengths))
 
 
 def _stop_error() -> EncoderFailed:

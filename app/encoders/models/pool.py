@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from weakref import WeakSet
 
 import torch
 
@@ -82,6 +83,8 @@ class EncoderPool:
         )
         #: the lanes of each endpoint: one that is slow or dead delays no other
         self._network: dict[str, Batcher] = {}
+        #: the models behind them, also those that are not loaded any more
+        self._remote = WeakSet[remote.RemoteEncoder]()
 
     def get(
         self, spec: EncoderSpec, *, turn: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -142,6 +145,10 @@ class EncoderPool:
         lanes = self._compute if model.endpoint is None else self._lanes_of(model.endpoint)
         return lanes.submit(model, items, owner, is_limited=is_limited)
 
+    def lane_without_thread(self, model: remote.RemoteEncoder) -> AbstractContextManager[bool]:
+        """As `Batcher.lane_without_thread`, of the lanes of the model's endpoint."""
+        return self._lanes_of(model.endpoint).lane_without_thread()
+
     def _lanes_of(self, endpoint: str) -> Batcher:
         with self._lock:
             if endpoint not in self._network:
@@ -153,6 +160,8 @@ class EncoderPool:
     def close(self) -> None:
         for lanes in (self._compute, *self._network.values()):
             lanes.close()
+        for model in list(self._remote):
+            model.close()
 
     def _load(self, spec: EncoderSpec) -> EncoderModel:
         """Raises EncoderUnavailable, and InvalidOption for an option that the model has not."""
@@ -189,6 +198,8 @@ class EncoderPool:
                 field="model",
             )
         with self._lock:
+            if isinstance(model, remote.RemoteEncoder):
+                self._remote.add(model)
             self._loaded[key] = model, time.monotonic()
             while self._bytes() > self._limit or len(self._loaded) > MAX_MODELS:
                 self._loaded.popitem(last=False)

@@ -94,11 +94,15 @@ class RemoteEncoder(EncoderModel):
         self, identity: ModelIdentity, endpoint: Endpoint, options: RemoteOptions, name: str | None
     ) -> None:
         self.identity = identity
-        self.endpoint = options.url
+        self.endpoint: str = options.url
         self.batch = options.batch
         self._endpoint = endpoint
         self._normalise = bool(options.normalise)
         self._name = name
+
+    def close(self) -> None:
+        """Close the connections that wait: the event loop of the server ends soon."""
+        self._endpoint.close()
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
         """Return the texts with their role's prompt, and an estimate of their tokens."""
@@ -122,6 +126,11 @@ class RemoteEncoder(EncoderModel):
     def send(self, items: Sequence[Item]) -> Future[bytes]:
         """Send at most `batch` items, and return the answer to come, which `read` reads."""
         return self._endpoint.send([item.features for item in items], self.dim)
+
+    async def ask(self, items: Sequence[Item]) -> Tensor:
+        """Return what `run` returns, without another thread."""
+        texts = [item.features for item in items]
+        return self.read(await self._endpoint.post(texts, self.dim), items)[0]
 
     def read(self, body: bytes, items: Sequence[Item]) -> tuple[Tensor, int]:
         """Return the vectors of these items, and their tokens, estimated unless it counts them.

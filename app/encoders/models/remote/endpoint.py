@@ -1,11 +1,11 @@
 """A client of one endpoint of OpenAI's API for embeddings.
 
-The operator names the base URLs, and the service calls no other address: requests go through
-httpcore2, the connection pool beneath httpx2, which follows no redirect, reads no proxy from the
-environment, and stores no cookie. The endpoint's own text only reaches the log.
+The operator names the base URLs, and the service calls no other address. The endpoint's own text
+only reaches the log.
 
-Requests run in one event loop for all endpoints, because there a deadline and the end of a
-request whose client has left hold for every step: connection, headers and body.
+Requests run in an event loop, because there a deadline and the end of a request whose client has
+left hold for every step: connection, headers and body. It is the server's own for requests that
+wait in it, and one for all endpoints for those of threads.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import random
 import re
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -27,6 +28,7 @@ import httpcore2
 import orjson
 
 from app.encoders.models.options import RemoteOptions
+from app.encoders.models.remote.connection import Connection, connect
 from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput
 
 log = logging.getLogger("anchorage.encoders")
@@ -96,6 +98,9 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+Idle = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Connection]]
+
+
 class Endpoint:
     """One model at a base URL, and its connections."""
 
@@ -112,24 +117,40 @@ class Endpoint:
                 "Ask the operator to set it.",
                 field="model",
             )
-        self._loop = _event_loop()
-        self._pool = httpcore2.AsyncConnectionPool(
-            # Checks certificates against the system's authorities, or those of SSL_CERT_FILE.
-            ssl_context=httpcore2.default_ssl_context()
-            if options.url.startswith("https:")
-            else None,
-            max_connections=None,  # the callers limit the requests at once
-            keepalive_expiry=ENDPOINT_KEEP_ALIVE_S,
-        )
-        weakref.finalize(self, _close, self._pool, self._loop).atexit = False
+        # Checks certificates against the system's authorities, or those of SSL_CERT_FILE.
+        is_https = options.url.startswith("https:")
+        self._tls = httpcore2.default_ssl_context() if is_https else None
+        head = {
+            "Host": options.url.split("/")[2],
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+            "User-Agent": "anchorage",
+            **({"Authorization": f"Bearer {self._key}"} if self._key else {}),
+        }
+        self._url = f"{options.url}/embeddings"
+        path = self._url.split("/", 3)[3]
+        lines = [f"POST /{path} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
+        self._head = "\r\n".join([*lines, "Content-Length: "]).encode()
+        #: the connections that wait, by their loops; the callers limit the requests at once
+        self._idle: Idle = weakref.WeakKeyDictionary()
+        weakref.finalize(self, _close, self._idle).atexit = False
+
+    def close(self) -> None:
+        """Close the connections that wait."""
+        _close(self._idle)
 
     def send(self, texts: Sequence[str], dim: int) -> Future[bytes]:
-        """Send these texts, and return the answer to come; retries until the deadline.
+        """As `post`, from any thread. Cancelling the future ends the request."""
+        return asyncio.run_coroutine_threadsafe(self.post(texts, dim), _event_loop())
+
+    async def post(self, texts: Sequence[str], dim: int) -> bytes:
+        """Send these texts, and return the body of the first response of status 200. Between
+        attempts it waits as long as the endpoint asks, unless the deadline comes first.
 
         dim  the largest number of dimensions that is expected
 
-        The future raises EncoderFailed, EncoderUnavailable and InvalidInput. Cancelling it ends
-        the request.
+        Raises EncoderFailed, EncoderUnavailable and InvalidInput.
         """
         body = {
             "model": self._model,
@@ -138,12 +159,7 @@ class Endpoint:
             **({} if self._options.dim is None else {"dimensions": self._options.dim}),
         }
         most = OTHER_BYTES + len(texts) * dim * NUMBER_BYTES
-        return asyncio.run_coroutine_threadsafe(self._post(orjson.dumps(body), most), self._loop)
-
-    async def _post(self, content: bytes, most: int) -> bytes:
-        """Return the body of the first response of status 200. Between attempts it waits as long as
-        the endpoint asks, unless the deadline comes first.
-        """
+        content, loop = orjson.dumps(body), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._options.timeout_s) as deadline:
                 for attempt in range(ENDPOINT_RETRIES + 1):
@@ -155,7 +171,7 @@ class Endpoint:
                         jitter = random.uniform(0.5, 1)  # noqa: S311  # not a secret
                         wait_s = ENDPOINT_BACKOFF_S * 2**attempt * jitter
                     ends_at = deadline.when() or 0.0
-                    is_last = attempt == ENDPOINT_RETRIES or self._loop.time() + wait_s >= ends_at
+                    is_last = attempt == ENDPOINT_RETRIES or loop.time() + wait_s >= ends_at
                     if is_last or not response.retryable:
                         break
                     await asyncio.sleep(wait_s)
@@ -164,25 +180,17 @@ class Endpoint:
             log.warning("endpoint request failed: POST %s: %s", self._url, response.failure)
         raise response.to_error()
 
-    @property
-    def _url(self) -> str:
-        return f"{self._options.url}/embeddings"
-
     async def _request(self, content: bytes, most: int) -> EndpointResponse:
-        headers: dict[str | bytes, str | bytes] = {
-            "Host": self._options.url.split("/")[2],
-            "Accept": "application/json",
-            "Accept-Encoding": "identity",
-            "Content-Type": "application/json",
-            "User-Agent": "anchorage",
-            **({"Authorization": f"Bearer {self._key}"} if self._key else {}),
-        }
-        timeouts = {"timeout": {"connect": ENDPOINT_CONNECT_S}}
+        request = b"%b%d\r\n\r\n%b" % (self._head, len(content), content)
         try:
-            async with self._pool.stream(
-                "POST", self._url, headers=headers, content=content, extensions=timeouts
-            ) as answer:
-                response = await _read_response(answer, most)
+            idle = self._idle.setdefault(asyncio.get_running_loop(), [])
+            connection = _take(idle)
+            if connection is None:
+                async with asyncio.timeout(ENDPOINT_CONNECT_S):
+                    connection = await connect(self._url, self._tls)
+            response = EndpointResponse(*await connection.send(request, most))
+            if connection.is_idle:
+                idle.append(connection)
         except EncoderFailed:
             raise
         except Exception as error:  # of the network, of HTTP, or UnicodeError for a host
@@ -209,21 +217,20 @@ class Endpoint:
         return "".join(character if character.isprintable() else " " for character in start)
 
 
-def _close(pool: httpcore2.AsyncConnectionPool, loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.run_coroutine_threadsafe(pool.aclose(), loop)
+def _take(idle: list[Connection]) -> Connection | None:
+    """Return the connection that was used last. Those that waited too long are closed."""
+    since = time.monotonic() - ENDPOINT_KEEP_ALIVE_S
+    while idle and idle[0].idle_since < since:
+        idle.pop(0).close()
+    while idle:
+        if (connection := idle.pop()).is_idle:
+            return connection
+    return None
 
 
-async def _read_response(answer: httpcore2.Response, most: int) -> EndpointResponse:
-    """Return the response. Raises EncoderFailed for more than `most` bytes."""
-    body = bytearray()
-    async for chunk in answer.aiter_stream():
-        body += chunk
-        if len(body) > most:
-            raise EncoderFailed(
-                f"The endpoint's answer has more than {most} bytes, which is the limit for these "
-                "inputs. Check what it serves."
-            )
-    headers = {name.lower(): value for name, value in answer.headers}
-    asked = headers.get(b"retry-after", b"")
-    wait_s = float(asked) if re.fullmatch(rb"[0-9]{1,6}", asked) else None
-    return EndpointResponse(answer.status, bytes(body), wait_s)
+def _close(idle: Idle) -> None:
+    """Close these connections in their loops."""
+    for loop, connections in list(idle.items()):
+        for connection in connections:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(connection.close)

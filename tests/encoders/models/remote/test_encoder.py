@@ -46,11 +46,11 @@ def test_an_endpoint_without_base64_answers_numbers(endpoint, kind):
 
 def test_an_unloaded_model_closes_its_connections(endpoint):
     model = load(endpoint.url)
-    pool = model._endpoint._pool
-    assert len(pool.connections) == 1
+    [[connection]] = model._endpoint._idle.values()
+    assert connection.is_idle
     del model
     gc.collect()
-    until(lambda: pool.connections == [])
+    until(lambda: not connection.is_idle)
 
 
 def test_prompts_stand_before_the_text_of_their_role(endpoint):

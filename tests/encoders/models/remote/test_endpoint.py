@@ -20,9 +20,11 @@ from tests.encoders.models.remote.endpoints import (
     KEY,
     KEY_ENV,
     TEXTS,
+    VECTOR,
     Behaviour,
     FakeEndpoint,
     Handler,
+    correct_body,
     embed,
     expected_vectors,
     load,
@@ -159,9 +161,27 @@ def test_an_invalid_response_fails(endpoint, answer):
     assert 2 <= len(endpoint.seen) <= 4
 
 
-def silent(handler: Handler) -> None:
+BODY = correct_body(1)
+SIZED = b"%bContent-Length: %d\r\n\r\n%b" % (HEAD, len(BODY), BODY)
+CHUNKED = b"%bTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (HEAD, len(BODY), BODY)
+FORMS = {
+    "until the end of the connection": HEAD + b"\r\n" + BODY,
+    "in chunks": CHUNKED,
+    "announced": b"HTTP/1.1 100 Continue\r\n\r\n" + SIZED,
+    "twice": SIZED + SIZED.replace(b"0.", b"1."),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_an_answer_is_read_and_no_part_of_it_becomes_the_next_one(endpoint, form):
+    model = load_then_break(endpoint, send_bytes(FORMS[form]))
+    for _ in range(3):
+        torch.testing.assert_close(embed(model, ["a"]), torch.tensor([VECTOR]))
+
+
+def silent(handler: Handler) -> bytes:
     handler.body()
-    handler.rfile.read(1)
+    return handler.rfile.read(1)
 
 
 def drip(head: bytes) -> Behaviour:
@@ -199,10 +219,11 @@ def test_a_long_answer_ends_at_a_number_of_bytes_that_follows_from_the_inputs(en
 
 
 def test_a_request_ends_when_its_clients_have_left(endpoint):
-    model = load_then_break(endpoint, silent, timeout_s=300)
+    model, ended = load_then_break(endpoint, silent, timeout_s=300), []
+    endpoint.behaviour = lambda handler: ended.append(silent(handler))
     with pytest.raises(EncoderFailed, match="clients left"):
         embed(model, ["a"], is_abandoned=lambda: len(endpoint.seen) == 2)
-    until(lambda: model._endpoint._pool.connections == [])
+    until(lambda: ended == [b""])
 
 
 def test_a_stalled_endpoint_delays_no_other(endpoint):
