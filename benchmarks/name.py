@@ -10,11 +10,14 @@ switches  sixteen threads ask the name for a row's text as a query, and search t
           vector. They know no model, and never change. The table is cut over, rolled back and cut
           over; one process is killed at the moment when the table has switched. An answer is wrong
           if the search does not find that row; the time of the switch is read in the table.
-gateway   sixteen clients ask the endpoint and the name in turn, round by round.
+gateway   sixteen clients ask the endpoint, then the name, round by round: each five times a second,
+          whether or not its last answer has come, or each again as soon as it has. The second is a
+          load that fills both cores where the endpoint is near: what is added there are queues.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -35,7 +38,7 @@ from benchmarks.common import RESULTS, Table, parser, read, show, write
 from benchmarks.faults.deployment import Api, deployment, dice, end_on_sigterm, wait_until
 from benchmarks.migrate.postgres import Database, server
 from benchmarks.prepared import DIM, Vectors, endpoint, place_of, prepared
-from benchmarks.service import JSON, Connection
+from benchmarks.service import JSON, request_head
 
 NAME, CLIENTS, ROWS, ROUNDS = "docs-vectors", 16, 400, 5
 #: longest time after a switch for which an answer may be wrong
@@ -43,7 +46,9 @@ SOON_S = 0.5
 TEXTS = [f"text {row}" for row in range(ROWS)]
 STEPS = [("cutover", ""), ("rollback", "as the table switched"), ("cutover", "as it answered")]
 SWITCHES = ["step", "process killed", "answers", "wrong", "latest wrong, s", "wrong later, asked 0"]
-GATEWAY = ["clients, endpoint", "p50, ms", "by the name", "adds", "p99, ms", "by the name", "adds"]
+PAUSE_S = 0.2
+GATEWAY = ["endpoint", "each asks", "p50, ms", "by the name", "adds", "p99, ms", "by the name"]
+GATEWAY += ["adds", "answers a second", "by the name"]
 
 
 def vector(model: str, row: int) -> Vectors:
@@ -229,33 +234,42 @@ def switches(made: World) -> Watched:
     return seen
 
 
-def gateway(made: World, latency_ms: float, seconds: float) -> list[str]:
+async def ask(
+    number: int, port: int, request: bytes, seconds: float, pause_s: float, waits: list[float]
+) -> None:
+    """Be one client: ask when it is due, and measure from that moment."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    rng, begun = dice(number), time.perf_counter()
+    due = begun + rng.uniform(0, pause_s or 0.02)
+    while due < begun + seconds:
+        await asyncio.sleep(due - time.perf_counter())
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+        waits.append(time.perf_counter() - due)
+        due = due + rng.uniform(0.5, 1.5) * pause_s if pause_s else time.perf_counter()
+    writer.close()
+
+
+def gateway(made: World, latency_ms: float, seconds: float, pause_s: float) -> list[str]:
     """Percentiles of what clients wait for the endpoint, and for the name."""
     ports = {"direct": int(made.endpoint.split(":")[2][:-3]), NAME: int(made.apis[1].url[17:])}
     waits: dict[str, list[float]] = {model: [] for model in ports}
 
-    def ask(model: str, number: int) -> None:
-        connection, rng = Connection(ports[model]), dice(number)
-        time.sleep(rng.uniform(0, latency_ms / 1e3))
-        until = time.monotonic() + seconds
-        while (begun := time.perf_counter()) and time.monotonic() < until:
-            body = {"model": model, "input": TEXTS[rng.randrange(ROWS)]}
-            connection.ask(
-                "/v1/embeddings", orjson.dumps(body | {"encoding_format": "base64"}), JSON
-            )
-            waits[model].append(time.perf_counter() - begun)
+    async def ask_all(model: str) -> None:
+        body = orjson.dumps({"model": model, "input": TEXTS[0], "encoding_format": "base64"})
+        request = request_head("POST", "/v1/embeddings", JSON, len(body)) + body
+        about = (ports[model], request, seconds, pause_s, waits[model])
+        await asyncio.gather(*(ask(number, *about) for number in range(CLIENTS)))
 
     for model in [*ports] * ROUNDS:
-        clients = [threading.Thread(target=ask, args=(model, each)) for each in range(CLIENTS)]
-        for each in clients:
-            each.start()
-        for each in clients:
-            each.join()
-    cells = [f"{CLIENTS}, {latency_ms:.0f} ms away"]
+        asyncio.run(ask_all(model))
+    cells = [f"{latency_ms:.0f} ms", f"{1 / pause_s:.0f} a second" if pause_s else "without pause"]
     for percentile in (50, 99):
         direct, named = (1e3 * np.percentile(waits[model], percentile) for model in ports)
         cells += [f"{direct:.1f}", f"{named:.1f}", f"{named - direct:.1f}"]
-    return cells
+    return [*cells, *(f"{len(waits[model]) / ROUNDS / seconds:,.0f}" for model in ports)]
 
 
 def main() -> None:
@@ -271,11 +285,11 @@ def main() -> None:
             if options.part != "gateway" and "switches" not in tables:
                 seen = switches(made)
                 print(f"{len(seen.failures)} failures {seen.failures[:2]}")
-                rows = [seen.row(number) for number in range(len(STEPS))]
-                tables["switches"] = [SWITCHES, *rows]
+                tables["switches"] = [SWITCHES, *map(seen.row, range(len(STEPS)))]
             if options.part != "switches":
-                row = gateway(made, latency_ms, options.seconds)
-                tables.setdefault("gateway", [GATEWAY]).append(row)
+                for pause_s in [0.0] if latency_ms > 60 else [PAUSE_S, 0.0]:
+                    row = gateway(made, latency_ms, options.seconds, pause_s)
+                    tables.setdefault("gateway", [GATEWAY]).append(row)
             write(options.json, tables)
     show(Console(width=160), read(options.json)["tables"])
 
