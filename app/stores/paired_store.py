@@ -400,8 +400,8 @@ class PairedStore(Store):
 
 def choose_vector(collection: str, names: Collection[str], wanted: str | None) -> str:
     """Return the name of the vectors to read. Raises StoreUnsupported if it is not clear."""
-    if wanted is None and len(names) == 1:
-        return next(iter(names))
+    if wanted is None and ("" in names or len(names) == 1):
+        return "" if "" in names else next(iter(names))
     if wanted is not None and wanted in names:
         return wanted
     problem = "several dense vectors or none" if wanted is None else f"no dense vector {wanted!r}"

@@ -62,10 +62,21 @@ MARK = re.compile(r"anchorage_([0-9a-f]{8})_(\w+)")
 
 @dataclass(frozen=True, eq=False)
 class MilvusPlace:
-    """A vector field of a collection. form: the collection as the server describes it."""
+    """A vector field of a collection.
+
+    form    the collection as the server describes it
+    wanted  name of the field; None: the only one
+    """
 
     form: Mapping[str, Any]
-    vector: str
+    wanted: str | None
+
+    @property
+    def vector(self) -> str:
+        """The name. Raises StoreUnsupported if it is not clear, which stops no `abandon`."""
+        fields = self.fields.items()
+        names = [name for name, each in fields if each["type"] == DataType.FLOAT_VECTOR]
+        return choose_vector(self.name, names, self.wanted)
 
     @property
     def name(self) -> str:
@@ -154,9 +165,7 @@ class MilvusStore(PairedStore):
             form = self._call("describe_collection", name)
         except StoreChanged:
             return None
-        fields = form["fields"]
-        names = [each["name"] for each in fields if each["type"] == DataType.FLOAT_VECTOR]
-        return MilvusPlace(form, choose_vector(name, names, self.location.vector_field))
+        return MilvusPlace(form, self.location.vector_field)
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         old: MilvusPlace = sides.old

@@ -61,13 +61,19 @@ LENGTHS_LOST = StoreNote(
 class QdrantPlace:
     """A vector of a collection; the unnamed one has the name ''.
 
-    name  the collection's own name, where the location may have an alias
-    info  configuration and state as the client reports them
+    name    the collection's own name, where the location may have an alias
+    info    configuration and state as the client reports them
+    wanted  name of the vector; None: the unnamed one, or the only one
     """
 
     name: str
     info: Any
-    vector: str
+    wanted: str | None
+
+    @property
+    def vector(self) -> str:
+        """The name. Raises StoreUnsupported if it is not clear, which stops no `abandon`."""
+        return choose_vector(self.name, self.dense, self.wanted)
 
     @property
     def dense(self) -> dict[str, models.VectorParams]:
@@ -108,8 +114,7 @@ class QdrantStore(PairedStore):
         return Sides("none", None, here)
 
     def _place(self, name: str) -> QdrantPlace:
-        place = QdrantPlace(name, self._call("get_collection", name), "")
-        return replace(place, vector=choose_vector(name, place.dense, self.location.vector_field))
+        return QdrantPlace(name, self._call("get_collection", name), self.location.vector_field)
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         old: QdrantPlace = sides.old
@@ -227,6 +232,7 @@ class QdrantStore(PairedStore):
             metric=metric,
             dtype=dtype,
             indexed=bool(place.info.indexed_vectors_count),
+            vector_field=place.vector or None,
             notes=(LENGTHS_LOST,) if metric == "cosine" else (),
         )
 

@@ -1,0 +1,72 @@
+"""Whole migrations of stores of other kinds than pgvector, with what their clients may do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from qdrant_client import models
+
+from app.anchors import service as anchor_sets
+from app.context import Services
+from app.errors import StoreChanged
+from app.moves import steps
+from app.stores.handles import StoreAddress
+from app.stores.port import StoreLocation
+from app.stores.schemas import NewStore
+from app.stores.service import create_store
+from tests.helpers import CONTEXT, PROJECT, create_encoder
+from tests.moves.moving import Table
+from tests.stores.cases.base import Rows
+from tests.stores.cases.qdrant import LocalQdrantCase
+from tests.stores.moving import NEW_DIM, OLD_DIM, rows, translate
+
+
+def connect(services: Services, location: StoreLocation, some: Rows) -> Table:
+    """Register a store, with its rows as anchors of the encoders `old` and `new`."""
+    create_encoder(services, "old", OLD_DIM)
+    create_encoder(services, "new", NEW_DIM)
+    pairs = {"old": some.vectors, "new": translate(None, some.vectors)}
+    embeddings = {name: torch.from_numpy(each) for name, each in pairs.items()}
+    anchor_sets.create_anchor_set(services, CONTEXT, name="pairs", embeddings=embeddings)
+    services.stores.addresses = {"main": StoreAddress(location.url, frozenset({PROJECT}))}
+    named = {"kind": location.kind, "address": "main", "collection": location.collection}
+    create_store(services, CONTEXT, NewStore(name="docs", encoder="old", **named))
+    return Table(services, None, "docs")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_a_vector_that_a_client_adds_to_qdrant_stops_only_the_cutover(
+    on_sqlite: Services, tmp_path: Path, named: bool
+) -> None:
+    case = LocalQdrantCase()
+    some = rows(case, 60)
+    location = case.fill(tmp_path, some)
+    with case.visit(location) as client:
+        if not named:
+            client.delete_collection("items-1")
+            params = models.VectorParams(size=OLD_DIM, distance=models.Distance.COSINE)
+            client.create_collection("items-1", params)
+            client.upload_collection("items-1", some.vectors, some.payloads, some.ids)
+            alias = models.CreateAlias(alias_name="items", collection_name="items-1")
+            client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    table = connect(on_sqlite, replace(location, vector_field=None), some)
+    second = models.DenseVectorConfig(size=3, distance=models.Distance.DOT)
+    moving = table.plan()
+    assert moving.do("run").state == "succeeded"
+    with case.visit(location) as client:
+        client.create_vector_name("items-1", "more", models.DenseVectorNameConfig(dense=second))
+    for action in ("sync", "verify"):
+        assert moving.do(action).state == "succeeded"
+    assert moving.now.row.found["verify"]["passed"]
+    with pytest.raises(StoreChanged, match="a client added or removed one"):
+        steps.take_step(on_sqlite, CONTEXT, moving.id, "cutover")
+    with case.visit(location) as client:  # then nobody can say which vector is meant
+        client.delete_vector_name("items-1", "text" if named else "")
+        client.create_vector_name("items-1", "third", models.DenseVectorNameConfig(dense=second))
+    steps.take_step(on_sqlite, CONTEXT, moving.id, "abandon")
+    with case.visit(location) as client:
+        assert [each.name for each in client.get_collections().collections] == ["items-1"]
+    on_sqlite.stores.close()
