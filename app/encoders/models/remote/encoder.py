@@ -158,7 +158,8 @@ def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None, int | None
     """
     try:
         answer = orjson.loads(body)
-        rows = {each["index"]: each["embedding"] for each in answer["data"]}
+        # without an index, as Go leaves out 0, an item belongs to the input at its place
+        rows = {each.get("index", at): each["embedding"] for at, each in enumerate(answer["data"])}
         if len(answer["data"]) != count or {type(index) for index in rows} != {int}:
             raise ValueError(count)
         ordered = [rows[place] for place in range(count)]
@@ -170,7 +171,7 @@ def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None, int | None
         largest = abs(matrix).max() if 1 <= matrix.shape[1] <= ENDPOINT_MAX_DIM else np.nan
         if not largest <= ENDPOINT_MAX_NUMBER:  # also for NaN
             raise ValueError(largest)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise EncoderFailed(
             f"The endpoint's answer is no list of {count} embeddings in OpenAI's format, of finite "
             f"numbers or float32 in base64, of one length from 1 to {ENDPOINT_MAX_DIM}, numbered "

@@ -114,6 +114,7 @@ ANSWERS = [
     answer(VECTOR),
     numbered(0, 0),
     numbered(1, 2),
+    {"data": [{"embedding": VECTOR}, *numbered(0)["data"]]},
     numbered(False, True),
     answer(VECTOR, None),
     answer(VECTOR, VECTOR[:-1]),
@@ -139,6 +140,14 @@ def test_an_invalid_answer_is_refused(body):
     with pytest.raises(EncoderFailed, match="endpoint") as caught:
         read_answer(body, 2)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("left_out", [[0], [0, 1, 2]])
+def test_an_item_without_an_index_belongs_to_the_input_at_its_place(left_out):
+    rows = answer([1.0], [2.0], [3.0])
+    for place in left_out:
+        del rows["data"][place]["index"]
+    assert read_answer(json.dumps(rows).encode(), 3)[0].flatten().tolist() == [1.0, 2.0, 3.0]
 
 
 # URLs
