@@ -165,6 +165,10 @@ class PairedStore(Store):
     def count_rows(self, place: Any) -> int:
         """Return the number of rows with a vector."""
 
+    def count_found(self, place: Any) -> int:
+        """Return the number of rows with a vector that clients find in every way they search."""
+        return self.count_rows(place)
+
     @abstractmethod
     def dim_of(self, place: Any) -> int:
         """Return the dimensions of the vectors of a place."""

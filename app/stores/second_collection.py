@@ -95,7 +95,7 @@ class SecondCollection(Migration):
 
     def count(self) -> int:
         sides = self._store.find_sides(self._tag)
-        return 0 if sides.new is None else self._store.count_rows(sides.new)
+        return 0 if sides.new is None else self._store.count_found(sides.new)
 
     def read(self, ids: Sequence[StoreId]) -> Page:
         return self._store.fetch(ids, "new")

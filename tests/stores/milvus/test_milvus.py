@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -119,6 +120,45 @@ def test_text_keys_partition_keys_and_settings_move_along(client) -> None:
     assert client.describe_index(alias, "vector") | {"total_rows": 0, "indexed_rows": 0} == index
     assert not client.has_collection(name)
     client.drop_collection(now["collection_name"])
+    store.close()
+
+
+def test_rows_are_found_by_their_partition_key(client, monkeypatch) -> None:
+    tenant = {"datatype": DataType.VARCHAR, "max_length": 50, "is_partition_key": True}
+    name = make_collection(client, id=INT_KEY, tenant=tenant, vector=VECTOR)
+    client.create_alias(name, alias := f"clients_{name}")
+    made = [
+        {"id": at, "tenant": f't"{at % 9}', "text": "", "vector": vector}
+        for at, vector in enumerate(rows(CASE, 200).vectors)
+    ]
+    client.insert(alias, made)
+    store = MilvusStore(StoreLocation("milvus", shared_server(), alias))
+    migration = store.migration(TAG, NEW_DIM)
+
+    def found() -> list[int]:
+        wanted = [json.dumps(f't"{at}') for at in range(9)]
+        ids = [client.query(alias, f"tenant == {each}", output_fields=["id"]) for each in wanted]
+        return sorted(row["id"] for tenant in ids for row in tenant)
+
+    fill_migration(store, migration)
+    client.delete(alias, ids=[0])
+    client.insert(alias, [made[0] | {"text": "changed"}])
+    migration.cutover(translate)
+    assert found() == list(range(200))
+    page = migration.read(list(range(20)))
+    assert len(migration.rewrite(page, -page.vectors)) == 20
+    assert found() == list(range(200))
+    migration.rollback(translate_back)
+    assert found() == list(range(200))
+    assert migration.count() == 200
+    monkeypatch.setattr(milvus, "partition_key", lambda form: None)  # writes as in a plain one
+    migration.write(list(range(50)), translate(None, rows(CASE, 50).vectors), replace=True)
+    monkeypatch.undo()
+    assert 150 <= migration.count() < 200
+    assert migration.count_old() == 200
+    migration.abandon()
+    client.drop_alias(alias)
+    client.drop_collection(name)
     store.close()
 
 
