@@ -42,6 +42,7 @@ from app.stores.port import (
     StoreFacts,
     StoreId,
     StoreLocation,
+    StoreNote,
     StoreVectors,
 )
 from app.stores.staged import StagedVectors
@@ -56,6 +57,19 @@ FLOATS = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float
 
 #: LanceDB's distances
 DISTANCES: dict[str, Metric] = {"cosine": "cosine", "dot": "dot", "l2": "euclidean"}
+
+TWO_COLUMNS = StoreNote(
+    "two-columns-of-vectors",
+    "From the end of the run on, the table has two columns of vectors, and LanceDB refuses "
+    "searches that name none. Let your application send `vector_column_name` before.",
+)
+FUNCTION = StoreNote(
+    "embedding-function",
+    "LanceDB embeds rows and queries of this table by a registered function, which is the old "
+    "model's. Copy the table without it: `db.create_table('copy', "
+    "table.to_arrow().replace_schema_metadata(None))`. Register and migrate the copy. Then create "
+    "the table for your application from it, with the new model in `embedding_functions`.",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +186,7 @@ class LancedbStore(Store):
         kind = found.kind
         with faults():
             rows = found.dataset.count_rows()  # with a filter, it would read all vectors
+            embeds = b"embedding_functions" in (found.table.schema.metadata or {})
         return StoreFacts(
             rows=rows,
             dim=kind.list_size,
@@ -179,6 +194,8 @@ class LancedbStore(Store):
             dtype=FLOATS[kind.value_type],
             indexed=found.index is not None,
             vector_field=found.vector,
+            can_migrate=not embeds,
+            notes=(FUNCTION if embeds else TWO_COLUMNS,),
         )
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import lancedb
 import pyarrow as pa
 import pytest
+from lancedb.embeddings import EmbeddingFunctionConfig, TextEmbeddingFunction, register
 from lancedb.index import BTree, HnswSq, IvfPq
 
 from app.errors import (
@@ -71,6 +73,40 @@ def test_a_move_that_is_impossible_is_refused_before_anything_is_written(tmp_pat
     with pytest.raises(StoreChanged, match="more than once"):
         store.migration(TAG, NEW_DIM).prepare()
     assert lancedb.connect(str(tmp_path)).list_tables().tables == ["odd"]
+
+
+@register("lengths-of-words")
+class Lengths(TextEmbeddingFunction):
+    def ndims(self):
+        return OLD_DIM
+
+    def generate_embeddings(self, texts):
+        return [[float(len(text)), 1.0, *[0.0] * (OLD_DIM - 2)] for text in texts]
+
+
+def test_a_table_that_embeds_by_itself_is_migrated_as_a_copy_that_does_not(tmp_path):
+    database = lancedb.connect(str(tmp_path))
+    config = EmbeddingFunctionConfig(
+        source_column="text", vector_column="vector", function=Lengths.create()
+    )
+    columns = {"id": pa.array([1, 2]), "text": pa.array(["a", "bc"])}
+    table = database.create_table("items", pa.table(columns), embedding_functions=[config])
+    store = LancedbStore(StoreLocation("lancedb", str(tmp_path), "items"))
+    facts = store.facts()
+    assert (facts.rows, facts.can_migrate) == (2, False)
+    [note] = facts.notes
+    assert note.code == "embedding-function"
+    advised = re.search(r"`(db\.create_table.*?\)\))`", note.detail)[1]
+    copy = eval(advised, {"db": database, "table": table})  # noqa: S307  # our own advice
+    moved = LancedbStore(StoreLocation("lancedb", str(tmp_path), "copy"))
+    assert moved.facts().can_migrate
+    copy.add([{"id": 3, "text": "d", "vector": [0.5] * OLD_DIM}])
+    assert len(copy.search([1.0] * OLD_DIM).to_list()) == 3
+    fill_migration(moved, moved.migration(TAG, NEW_DIM))
+    assert [each.code for each in moved.facts().notes] == ["two-columns-of-vectors"]
+    with pytest.raises(ValueError, match="vector"):
+        copy.search([1.0] * OLD_DIM).to_list()
+    assert len(copy.search([1.0] * OLD_DIM, vector_column_name="vector").to_list()) == 3
 
 
 def test_filters_and_options(filled):
