@@ -20,6 +20,7 @@ from app.stores.service import create_store
 from tests.helpers import CONTEXT, PROJECT, create_encoder
 from tests.moves.moving import Table
 from tests.stores.cases.base import Rows
+from tests.stores.cases.chroma import ChromaFolderCase
 from tests.stores.cases.qdrant import LocalQdrantCase
 from tests.stores.moving import NEW_DIM, OLD_DIM, rows, translate
 
@@ -69,4 +70,20 @@ def test_a_vector_that_a_client_adds_to_qdrant_stops_only_the_cutover(
     steps.take_step(on_sqlite, CONTEXT, moving.id, "abandon")
     with case.visit(location) as client:
         assert [each.name for each in client.get_collections().collections] == ["items-1"]
+    on_sqlite.stores.close()
+
+
+def test_the_cutover_of_a_chroma_collection_says_which_function_clients_must_pass(
+    on_sqlite: Services, tmp_path: Path
+) -> None:
+    case = ChromaFolderCase()
+    location = case.fill(tmp_path, some := rows(case, 60))
+    moving = connect(on_sqlite, location, some).plan()
+    assert "all-MiniLM-L6-v2" in str(moving.row.plan["notes"])
+    for action in ("run", "verify"):
+        assert moving.do(action).state == "succeeded"
+    steps.take_step(on_sqlite, CONTEXT, moving.id, "cutover")
+    note = moving.now.row.found["cutover"]["note"]
+    assert "`embedding_function` of new to" in note
+    steps.take_step(on_sqlite, CONTEXT, moving.id, "rollback")
     on_sqlite.stores.close()
