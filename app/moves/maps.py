@@ -52,7 +52,8 @@ class MappedPage:
 @dataclass(frozen=True, eq=False)
 class OneWayMap:
     """A translator, and the anchors of both spaces: row i of `native` is the item of row i of
-    `anchors`. Made pairs have none here, because their places are no native vectors.
+    `anchors`. Made pairs have none here, because their places are no native vectors, nor do anchors
+    with a vector that several of them share.
 
     device  where it multiplies what is enough to pay; everything else is computed on the CPU
     """
@@ -202,8 +203,16 @@ def _fit_one_way(
     served = translators.fit(services, context, source, target, request)
     x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
     # A made place is no vector of an encoder, so no row of the store is known.
-    known = 0 if made_pairs.estimate_of(source.anchor_set) is not None else len(x)
-    return OneWayMap(served.translator, x[:known], y[:known]), served
+    made = made_pairs.estimate_of(source.anchor_set) is not None
+    known = torch.zeros(len(x), dtype=torch.bool) if made else _unshared(x) & _unshared(y)
+    return OneWayMap(served.translator, x[known], y[known]), served
+
+
+def _unshared(vectors: Tensor) -> Tensor:
+    """Return which vectors (n,) no other one equals: rows with a placeholder are no anchor."""
+    same = find_known_rows(vectors, vectors)
+    counts = torch.bincount(same.clamp(min=0), minlength=len(vectors))
+    return (same == torch.arange(len(vectors))) & (counts == 1)
 
 
 def _find_pair(

@@ -127,6 +127,21 @@ def test_every_row_is_embedded_once_and_the_others_are_translated(
     assert np.allclose(found[9], maps.forward.map_rows(old_vectors(ROWS)[[9]]).vectors, atol=1e-5)
 
 
+def test_rows_with_the_vector_of_an_anchor_get_that_of_their_own_text(table: Table) -> None:
+    vector = old_vectors(ROWS)[20]
+    table.execute("UPDATE {} SET embedding = %s WHERE id BETWEEN 20 AND 250", vector)
+    moving = plan(table)
+    moving.do("run")
+    table.execute("UPDATE {} SET body = 'another text' WHERE id BETWEEN 20 AND 40")
+    result = moving.do("verify").result
+    assert result["passed"], result
+    assert wrong_rows(moving) == {9}
+    migration = open_migration(table.services, moving.now.row).migration
+    anchor = np.tile(moving.new_vectors()[100], (150, 1))
+    migration.write(list(range(101, 251)), anchor, replace=True)
+    assert moving.do("verify").result["sample"]["passed"] is False
+
+
 def test_a_search_meanwhile_counts_the_vectors_of_texts_as_native(table: Table) -> None:
     moving = plan(table)
     moving.do("run")

@@ -64,6 +64,21 @@ def test_rows_that_are_anchors_get_their_native_vectors_in_both_directions(
     assert np.array_equal(maps.backward.map_rows(new[:3]).vectors, old[:3])
 
 
+def test_a_vector_that_several_anchors_share_is_translated(paired: Services) -> None:
+    """Which of them a row is that has it as well, nobody knows."""
+    old, new = some(60, 6), some(60, 6) @ some(6, 5, 3)
+    old[40:50] = old[7]
+    rows = {"old": old, "new": new}
+    anchor_sets.create_anchor_set(paired, CONTEXT, name="shared", embeddings=rows)
+    built = build_maps(paired, CONTEXT, replace(REQUEST, anchor_set="shared"))
+    maps = load_maps(paired, row_of(built.digest))
+    page = maps.forward.map_rows(old.numpy())
+    assert (~page.known).nonzero()[0].tolist() == [7, *range(40, 50)]
+    expected = apply(maps.forward.translator, old[[7]]).vectors.numpy()
+    assert np.allclose(page.vectors[40:50], expected, atol=1e-6)
+    assert maps.backward.map_rows(new.numpy()).known.sum() == 49
+
+
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])
 def test_no_vector_stops_a_page(
     paired: Services, monkeypatch: pytest.MonkeyPatch, device: str
