@@ -154,11 +154,11 @@ def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None, int | None
     """Return the vectors (count, d), float32, in the order of the inputs; the model's name, or None
     for one that may not be stored and shown; and the tokens that the endpoint counted, or None.
 
-    Raises EncoderFailed unless there are `count` finite vectors of one length.
+    An item without an index, as Go leaves out 0, belongs to the input at its place. Raises
+    EncoderFailed unless there are `count` finite vectors of one length.
     """
     try:
         answer = orjson.loads(body)
-        # without an index, as Go leaves out 0, an item belongs to the input at its place
         rows = {each.get("index", at): each["embedding"] for at, each in enumerate(answer["data"])}
         if len(answer["data"]) != count or {type(index) for index in rows} != {int}:
             raise ValueError(count)
