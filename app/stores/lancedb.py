@@ -60,8 +60,8 @@ DISTANCES: dict[str, Metric] = {"cosine": "cosine", "dot": "dot", "l2": "euclide
 
 TWO_COLUMNS = StoreNote(
     "two-columns-of-vectors",
-    "From the end of the run on, the table has two columns of vectors, and LanceDB refuses "
-    "searches that name none. Let your application send `vector_column_name` before.",
+    "After the run, the table has two columns of vectors. Where their sizes are equal, "
+    "LanceDB refuses searches without `vector_column_name`: let your application send it.",
 )
 FUNCTION = StoreNote(
     "embedding-function",

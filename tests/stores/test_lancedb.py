@@ -22,7 +22,7 @@ from app.errors import (
 from app.stores.lancedb import LancedbStore
 from app.stores.port import Search, StoreLocation
 from tests.stores.cases.lancedb import LancedbCase, as_table, open_table
-from tests.stores.moving import NEW_DIM, OLD_DIM, TAG, fill_migration, rows, translate
+from tests.stores.moving import NEW_DIM, OLD_DIM, TAG, fill_migration, rows, translate, write_all
 
 CASE = LancedbCase()
 
@@ -102,9 +102,11 @@ def test_a_table_that_embeds_by_itself_is_migrated_as_a_copy_that_does_not(tmp_p
     assert moved.facts().can_migrate
     copy.add([{"id": 3, "text": "d", "vector": [0.5] * OLD_DIM}])
     assert len(copy.search([1.0] * OLD_DIM).to_list()) == 3
-    fill_migration(moved, moved.migration(TAG, NEW_DIM))
+    migration = moved.migration(TAG, OLD_DIM)
+    write_all(moved, migration, by=lambda ids, vectors: vectors)
+    migration.build_index()
     assert [each.code for each in moved.facts().notes] == ["two-columns-of-vectors"]
-    with pytest.raises(ValueError, match="vector"):
+    with pytest.raises(ValueError, match="more than one vector column"):
         copy.search([1.0] * OLD_DIM).to_list()
     assert len(copy.search([1.0] * OLD_DIM, vector_column_name="vector").to_list()) == 3
 
