@@ -106,6 +106,7 @@ def test_a_table_that_embeds_by_itself_is_migrated_as_a_copy_that_does_not(tmp_p
     write_all(moved, migration, by=lambda ids, vectors: vectors)
     migration.build_index()
     assert [each.code for each in moved.facts().notes] == ["two-columns-of-vectors"]
+    copy = database.open_table("copy")
     with pytest.raises(ValueError, match="more than one vector column"):
         copy.search([1.0] * OLD_DIM).to_list()
     assert len(copy.search([1.0] * OLD_DIM, vector_column_name="vector").to_list()) == 3
