@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from app.context import Services
 from app.db import tables
 from app.errors import AddressNotListed, AnchorageError
-from app.moves.embedding import USAGE, Embedder, context_of, runs_here
+from app.moves.embedding import Embedder, Usage, context_of, runs_here
 from app.moves.maps import MigrationMaps, load_maps
 from app.moves.queries import STEP
 from app.ops.devices import is_device_failure
@@ -77,7 +76,8 @@ class MigrationContext:
     old       by the store's encoder, for rows that clients write after the cutover; None where it
               does not run
     batch     rows that are read and not yet written
-    written_back  old vectors of rows that clients wrote since the cutover, by how they were made
+    usage     tokens and truncated texts, and old vectors of rows that clients wrote since the
+              cutover, by how they were made
     owed      rows that were not corrected after a switch: locked by a client, or written meanwhile
     """
 
@@ -89,7 +89,7 @@ class MigrationContext:
     embedder: Embedder | None
     old: Embedder | None
     batch: int
-    written_back: Counter[str] = field(default_factory=Counter)
+    usage: Usage
     owed: set[StoreId] = field(default_factory=set)
 
     @property
@@ -212,13 +212,6 @@ class MigrationContext:
             made = self.make_new(seen.ids, seen.vectors)
             self.migration.write(*made.usable(seen.ids), replace=True)
 
-    def usage(self) -> dict[str, int]:
-        """Return the counts since the last call: of tokens, truncated texts, and old vectors."""
-        taken = [each.usage.take() for each in (self.embedder, self.old) if each is not None]
-        found = {name: sum(each[name] for each in taken) for name in USAGE} | self.written_back
-        self.written_back.clear()
-        return found
-
     def drain(self, *, after_cutover: bool, switched: bool = False) -> Iterator[int]:
         """Apply the changes that clients made, and yield the number of each batch.
 
@@ -266,7 +259,7 @@ class MigrationContext:
         vectors, missing = made.vectors, made.missing
         if after_cutover:
             translated = len(vectors) - made.encoded - len(missing)
-            self.written_back.update(old_embedded=made.encoded, old_translated=translated)
+            self.usage.add(old_embedded=made.encoded, old_translated=translated)
         if len(missing) == 0:
             self.live.apply(changes, vectors)
             return
@@ -290,13 +283,13 @@ def open_migration(services: Services, row: tables.MigrationRow) -> MigrationCon
     migration = store.migration(tag_of(row), row.target.dim)
     context = context_of(row)
     batch = int(row.plan.get("batch") or USUAL_BATCH)
-    embedder = old = None
+    embedder, old, usage = None, None, Usage()
     if row.plan.get("fill") == "embed":
         concurrency = row.plan["limits"]["concurrency"]
-        embedder = Embedder(services, context, row.target, concurrency)
+        embedder = Embedder(services, context, row.target, concurrency, usage)
         if runs_here(row.store.encoder):
-            old = Embedder(services, context, row.store.encoder, concurrency)
-    return MigrationContext(services, row, store, migration, fitted, embedder, old, batch)
+            old = Embedder(services, context, row.store.encoder, concurrency, usage)
+    return MigrationContext(services, row, store, migration, fitted, embedder, old, batch, usage)
 
 
 @contextmanager

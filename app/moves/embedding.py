@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,24 +36,21 @@ FEWEST_PAIRS = 3
 USAGE = ("tokens", "truncated")
 
 
-@dataclass(eq=False)
 class Usage:
-    """What embedding has cost since it was last counted; several threads add to it."""
+    """What was counted since the last `take`; several threads add to it."""
 
-    tokens: int = 0
-    truncated: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
-    def add(self, tokens: int, truncated: int) -> None:
+    def add(self, **counts: int) -> None:
         with self._lock:
-            self.tokens += tokens
-            self.truncated += truncated
+            self._counts.update(counts)
 
-    def take(self) -> dict[str, int]:
+    def take(self) -> Counter[str]:
         """Return what was added, and begin again with nothing."""
         with self._lock:
-            taken = {name: getattr(self, name) for name in USAGE}
-            self.tokens = self.truncated = 0
+            taken, self._counts = self._counts, Counter()
         return taken
 
 
@@ -68,6 +66,7 @@ class Embedder:
     """Embeds texts of rows. Several threads may use it at once.
 
     concurrency  requests at once to a remote encoder
+    usage        counts what USAGE names
     """
 
     def __init__(
@@ -76,9 +75,10 @@ class Embedder:
         context: RequestContext,
         encoder: tables.EncoderRow,
         concurrency: int,
+        usage: Usage,
     ) -> None:
         self.encoder = encoder
-        self.usage = Usage()
+        self._usage = usage
         self._services, self._context, self._concurrency = services, context, concurrency
         self._remembered = MemoryCache(REMEMBERED_BYTES)
 
@@ -110,7 +110,7 @@ class Embedder:
         left = [digest for digest in wanted if digest not in found]
 
         def keep(part: EncodedTexts) -> None:
-            self.usage.add(part.tokens, len(part.truncated))
+            self._usage.add(tokens=part.tokens, truncated=len(part.truncated))
             # Copies: a row would keep the vectors of the whole part in memory.
             new = {left[place]: part.vectors[row].clone() for row, place in enumerate(part.places)}
             found.update(new)

@@ -291,7 +291,7 @@ class Run:
             self._report(self._facts["phase"])
 
     def _save(self, position: dict[str, Any], **values: Any) -> None:
-        for name, count in self._move.usage().items():
+        for name, count in self._move.usage.take().items():
             position = {**position, name: position.get(name, 0) + count}
         self._position = position
         self._held.save(position=position, **values)

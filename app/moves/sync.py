@@ -148,7 +148,7 @@ def drain_held(
         raise
     finally:
         if applied or news["error"] or settled or move.owed:
-            counts = {"applied": applied, **move.usage()}
+            counts = {"applied": applied, **move.usage.take()}
             total = {name: held.position.get(name, 0) + each for name, each in counts.items()}
             position = {**held.position, **total}
             if settled:
