@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from tests.stores.moving import (
 )
 
 
-def slow_ones_long(cases: list[StoreCase]) -> list:
+def slow_ones_long(cases: Sequence[StoreCase]) -> list:
     """Run the tests of a store that starts slowly only with `make test-long`."""
     return [pytest.param(each, marks=pytest.mark.long) if each.is_slow else each for each in cases]
 

@@ -53,13 +53,17 @@ class StoreCase(ABC):
     def delete(self, location: StoreLocation, ids: Sequence[StoreId]) -> None:
         """Delete rows, as the store's clients do."""
 
-    def change_text(self, location: StoreLocation, id: StoreId, text: str) -> None:
-        """Change only the text of a row, as clients of a live store do."""
-        raise NotImplementedError
-
     @abstractmethod
     def read(self, location: StoreLocation) -> dict[StoreId, tuple[np.ndarray, dict[str, Any]]]:
         """Return the vector and the payload of each row, as the store's clients read them."""
 
     def remove(self, location: StoreLocation) -> None:  # noqa: B027 (most lie in a temporary folder)
         """Delete the collection."""
+
+
+class LiveStoreCase(StoreCase):
+    """A kind of store with a cutover."""
+
+    @abstractmethod
+    def change_text(self, location: StoreLocation, id: StoreId, text: str) -> None:
+        """Change only the text of a row, as the store's clients do."""

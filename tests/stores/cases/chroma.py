@@ -13,7 +13,7 @@ import numpy as np
 from chromadb.config import Settings
 
 from app.stores.port import StoreId, StoreLocation
-from tests.stores.cases.base import Rows, StoreCase
+from tests.stores.cases.base import LiveStoreCase, Rows
 from tests.stores.cases.chroma_server import ChromaServer, shared_server
 
 
@@ -35,7 +35,7 @@ def open_client(url: str):
                 each._server._session.close()
 
 
-class ChromaFolderCase(StoreCase):
+class ChromaFolderCase(LiveStoreCase):
     kind = "chroma"
     id_type = str
 

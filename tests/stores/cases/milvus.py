@@ -12,7 +12,7 @@ import numpy as np
 from pymilvus import DataType, MilvusClient
 
 from app.stores.port import StoreId, StoreLocation
-from tests.stores.cases.base import Rows, StoreCase
+from tests.stores.cases.base import LiveStoreCase, Rows
 from tests.stores.cases.milvus_server import shared_server
 
 
@@ -42,7 +42,7 @@ def make_collection(client: MilvusClient, *, loaded: bool = True, **fields: Any)
     return name
 
 
-class MilvusCase(StoreCase):
+class MilvusCase(LiveStoreCase):
     kind = "milvus"
     is_slow = True
 

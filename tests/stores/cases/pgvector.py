@@ -14,10 +14,10 @@ from psycopg import sql
 
 from app.stores.port import StoreId, StoreLocation
 from tests.pgvector_server import pgvector_server_of_process
-from tests.stores.cases.base import Rows, StoreCase
+from tests.stores.cases.base import LiveStoreCase, Rows
 
 
-class PgvectorCase(StoreCase):
+class PgvectorCase(LiveStoreCase):
     kind = "pgvector"
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:

@@ -14,10 +14,10 @@ from qdrant_client import QdrantClient, models
 
 from app.stores.port import StoreId, StoreLocation
 from app.stores.qdrant.client import QdrantConnection
-from tests.stores.cases.base import Rows, StoreCase
+from tests.stores.cases.base import LiveStoreCase, Rows
 
 
-class LocalQdrantCase(StoreCase):
+class LocalQdrantCase(LiveStoreCase):
     """A collection with a vector `text`. Clients use its alias."""
 
     kind = "qdrant"
