@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import TypeVar
 
 from anyio import to_thread
@@ -28,6 +29,7 @@ from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.port import (
     Capabilities,
     Search,
+    Side,
     Store,
     StoreFacts,
     StoreId,
@@ -37,6 +39,7 @@ from app.stores.port import (
 from app.stores.registry import EMBEDDED, TEXT_FIELDS, require_known_options
 from app.stores.schemas import NewStore, StoreOut
 from app.stores.text_templates import parse_template
+from app.types import MigrationState
 
 #: rows of a store that are compared
 CHECKED_ROWS = 256
@@ -88,7 +91,7 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
     row.options = {**row.options, "text_field": text_field}
     if new.vector_field is None:  # so that a second field of vectors changes nothing
         row.options = {**row.options, "vector_field": facts.vector_field}
-    made = _describe(services, row, *found)
+    made = _describe(services, row, row.encoder, *found)
     with services.db.transaction() as session:
         # The encoder may have been deleted while the store was read.
         row.encoder = _require_names(session, context, new)
@@ -113,13 +116,24 @@ async def look_at_store(services: Services, project: str, name: str) -> StoreOut
     No thread that answers requests waits for the store. Raises NotFound, and the errors of
     `StoreHandles.ask`.
     """
-    row = await to_thread.run_sync(find_store, services, project, name)
-    found = await services.stores.ask(row, _read)
-    return await to_thread.run_sync(_describe, services, row, *found)
+
+    def find() -> tuple[tables.StoreRow, tables.MigrationRow | None]:
+        with services.db.transaction() as session:
+            return store_queries.moving_store(session, project, name)
+
+    row, moving = await to_thread.run_sync(find)
+    side: Side = "old"
+    encoder = row.encoder
+    if moving is not None and moving.state == MigrationState.cut_over:  # clients see the new side
+        encoder, side = moving.target, "new"
+    found = await services.stores.ask(row, partial(_read, side=side))
+    return await to_thread.run_sync(_describe, services, row, encoder, *found)
 
 
-def _read(store: Store) -> _StoreContents:
+def _read(store: Store, side: Side = "old") -> _StoreContents:
     facts, sample = store.facts(), store.sample(CHECKED_ROWS)
+    if side == "new":
+        sample = store.fetch(sample.ids, side)
     return facts, store.capabilities, sample.vectors, sample.ids
 
 
@@ -148,19 +162,23 @@ def _read_new(store: Store) -> tuple[_StoreContents, str | None]:
 def _describe(
     services: Services,
     row: tables.StoreRow,
+    encoder: tables.EncoderRow,
     facts: StoreFacts,
     capabilities: Capabilities,
     vectors: StoreVectors,
     ids: Sequence[StoreId],
 ) -> StoreOut:
-    """Return what a store is, with the encoder that its vectors look like."""
-    space = likeness.check_space(services, row.encoder, vectors)
+    """Return what a store is, with the encoder that its vectors look like.
+
+    encoder  whose vectors the sample should have
+    """
+    space = likeness.check_space(services, encoder, vectors)
     foreign = likeness.foreign_ids(space, ids)
-    mixture = likeness.describe_mixture(space, foreign, row.encoder.name)
+    mixture = likeness.describe_mixture(space, foreign, encoder.name)
     notes = () if mixture is None else (StoreNote("mixed-vectors", f"{mixture}."),)
     entry = {name: getattr(row, name) for name in (*ENTRY, "options", "created_at")}
     found = {
-        "encoder": {"name": row.encoder.name},
+        "encoder": {"name": encoder.name},
         "capabilities": capabilities,
         "notes": [*facts.notes, *notes],
         "space": {**asdict(space), "foreign": foreign},

@@ -113,6 +113,8 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert "No name follows this store." in page
     assert "Next: Cut over" in planned.client.get("/console").text
     assert enabled(press(planned, "cutover")) == ["finish", "verify", "rollback"]
+    seen = planned.client.get("/stores/docs").json()
+    assert (seen["encoder"], seen["space"]["verdict"], seen["dim"]) == ("new", "matches", 24)
     named = planned.client.put("/aliases/docs-vectors", json={"store": "docs"})
     assert named.status_code == 200, named.text
     page = press(planned, "rollback")
