@@ -91,7 +91,7 @@ def plan_migration(
     if request is not None:
         source, _ = translators.find_pair(services, context.project, request)
         translators.check_options(request, anchors=source.anchor_set.size)
-    reading = _read(services, store, wanted.batch, text_field)
+    reading = _read(services, store, wanted.batch, text_field, target.dim)
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
     require_migratable(reading.facts)
     space = _check_space(services, store, target.name, reading, force=wanted.force_space)
@@ -145,7 +145,8 @@ def _find_target(
     if target.id == store.encoder_id:
         raise InvalidRequest(
             f"The store {store.name!r} already has vectors of {name!r}. Name another `target`. To "
-            "repair rows that look foreign, write their vectors again with your application.",
+            f"repair rows that look foreign, embed their texts by {name!r}, and write them with "
+            f"your application. GET /stores/{store.name} has their ids in `space.foreign`.",
             field="target",
         )
     return target
@@ -182,10 +183,13 @@ def _refuse_shared(services: Services, store: tables.StoreRow) -> None:
 
 
 def _read(
-    services: Services, store: tables.StoreRow, batch: int, text_field: str | None
+    services: Services, store: tables.StoreRow, batch: int, text_field: str | None, dim: int
 ) -> StoreReading:
-    """Read the store. One that does not answer at all is given up sooner than a slow one."""
-    stores.call_row(services, store, lambda opened: opened.facts())
+    """Read the store. One that does not answer at all is given up sooner than a slow one.
+
+    dim  of the new vectors. Raises StoreUnsupported where the store cannot have it
+    """
+    stores.call_row(services, store, lambda opened: (opened.facts(), opened.require_dim(dim)))
     return stores.call_row(
         services,
         store,

@@ -292,6 +292,9 @@ class Store(ABC):
         dim  dimensions of the new vectors
         """
 
+    def require_dim(self, dim: int) -> None:  # noqa: B027 (few stores have a limit)
+        """Raises StoreUnsupported where new vectors cannot have this dimension."""
+
     @abstractmethod
     def close(self) -> None:
         """Close connections. Later calls reconnect."""

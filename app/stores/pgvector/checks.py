@@ -122,10 +122,12 @@ def new_type(layout: PgLayout, location: StoreLocation, dim: int) -> str:
     if type_name not in INDEXED_DIM:
         raise StoreUnsupported("The option `type` is `vector` or `halfvec`.", field="options")
     if layout.seen.index_metric() is not None and dim > INDEXED_DIM[type_name]:
+        advice = "Set the store's option `type` to `halfvec`, which can have 4000."
+        if dim > INDEXED_DIM["halfvec"]:
+            advice = "Name a target of at most 4000, or drop the index for the migration."
         raise StoreUnsupported(
             f"pgvector indexes at most {INDEXED_DIM[type_name]} dimensions of {type_name}; the "
-            f"new vectors have {dim}. Set the store's option `type` to `halfvec`, which "
-            "can have 4000.",
+            f"new vectors have {dim}. {advice}",
             field="options",
         )
     return type_name

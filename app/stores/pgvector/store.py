@@ -14,7 +14,7 @@ from psycopg import sql
 from app.errors import DimensionMismatch, InvalidFilter, InvalidOption, StoreUnsupported
 from app.stores.answers import MAX_TEXT
 from app.stores.common import rows_checksum
-from app.stores.pgvector.checks import find_obstacles
+from app.stores.pgvector.checks import find_obstacles, new_type
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
 from app.stores.pgvector.migration import PgMigration
 from app.stores.pgvector.tables import PgLayout, PgTable, load_layout, stack_vectors
@@ -185,6 +185,10 @@ class PgvectorStore(Store):
                 vector_field=seen.vectors.name,
                 notes=tuple(notes),
             )
+
+    def require_dim(self, dim: int) -> None:
+        with self._open("to describe the table") as layout:
+            new_type(layout, self.location, dim)
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
         with self._open("to read rows") as layout:
