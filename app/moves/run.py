@@ -27,6 +27,7 @@ from app.moves.context import MigrationContext, NewRows, open_migration, without
 from app.moves.embedding import USAGE, fit_maps, make_anchors
 from app.moves.fill import HEARD_EVERY_S, TextSweep, wait_for_encoder
 from app.moves.lease import LEASE_S, Lease, take_lease
+from app.moves.queries import WINDOW
 from app.moves.service import wrong_state
 from app.stores.port import Page, TextPage
 from app.types import MigrationState
@@ -34,6 +35,10 @@ from app.types import MigrationState
 #: members of `position` that count rows: read, skipped, equal to an anchor, encoded again, and
 #: written by clients
 COUNTS = ("rows", "skipped", "anchors", "encoded", "applied", *USAGE)
+
+#: members of `position` that a second run keeps: what was spent, and rows that a refused cutover
+#: has translated
+KEPT = (*USAGE, WINDOW)
 
 #: how often captured changes are applied during a sweep
 DRAINED_EVERY_S = 1.0
@@ -118,8 +123,9 @@ class Run:
             raise wrong_state(self._held.row, "run", busy=False)
         self._progress.resume()
         if self._position.get("phase") == "filled":  # a client runs it again
+            kept = {name: self._position[name] for name in KEPT if name in self._position}
             again = not self._move.store.capabilities.captures_writes
-            self._position = {"again": again}
+            self._position = {**kept, "again": again}
         self._prepare()
         if self._move.embedder is not None:
             self._embed()
@@ -136,7 +142,8 @@ class Run:
         position["total"] = self._move.store.facts().rows
         found = dict(self._held.row.found)
         found.pop("verify", None)
-        if "before" not in found or self._position == {"again": True}:
+        is_new = "phase" not in self._position
+        if "before" not in found or (is_new and self._position.get("again")):
             checksum = self._move.store.checksum(self._hear_checksum)
             self._facts.pop("checked", None)
             found["before"] = {"rows": checksum.rows, "checksum": checksum.digest}

@@ -65,11 +65,13 @@ def sync_all(
             continue
         with _logging(services, row, "synchronise migration %s"):
             store = services.stores.open(services.stores.location(row.store))
-            if not store.capabilities.captures_writes:  # `sync` and a cutover compare all rows
+            window, is_quick = row.position.get(WINDOW), store.capabilities.captures_writes
+            # Others compare all rows: `sync` and a step do, and this once a switch is over.
+            if not is_quick and (window is None or time.time() < window["until"]):
                 continue
             move = open_migration(services, row)
-            has_changes = WINDOW in row.position or move.live.changes(1)
-            looked = time.monotonic()
+            has_changes = window is not None or move.live.changes(1)
+            looked = time.monotonic() if is_quick else None
             if has_changes:
                 total += _sync_idle(services, move, stopping)
         now = time.monotonic()
