@@ -240,6 +240,8 @@ class StorageUnavailable(Unavailable):
 
 class EncoderFailed(Unavailable):
     code = "encoder-failed"
+    #: whether an endpoint answered, so that it may embed other inputs
+    has_answer = False
 
 
 class ClientLeft(Unavailable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
@@ -31,6 +32,7 @@ from app.errors import (
     EncoderChanged,
     EncoderFailed,
     EncoderNeedsVectors,
+    EncoderUnavailable,
     InputTooLong,
     Invalid,
     InvalidInput,
@@ -52,6 +54,9 @@ ENCODING_CHECK_S = 0.5
 
 #: a call of so many texts fails when the endpoint refuses them all: the fault is not theirs
 REFUSED_TEXTS = 16
+
+#: how often a text is sent again at which an endpoint fails, each time after a text that it embeds
+ASKED_AGAIN = 3
 
 #: a commit of a hub; the digest of a folder is longer
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -199,12 +204,15 @@ def encode_many(
     texts: Sequence[str],
     *,
     concurrency: int = 4,
+    leave_out: bool = False,
     on_encoded: Callable[[EncodedTexts], None],
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> None:
     """Embed many documents, without those that the encoder refuses.
 
     concurrency  requests at once to an endpoint, each a full batch, beside those of others
+    leave_out    a text at which an endpoint fails again and again, and embeds others before and
+                 after, counts as refused
     on_encoded   called with each part as it comes, also of a call that fails later
     on_progress  called twice a second with the number of texts that are done; may raise to end this
 
@@ -238,13 +246,14 @@ def encode_many(
                     continue
                 future = answered.get(timeout=ENCODING_CHECK_S)
                 batch, items = sent.pop(future)
-                on_encoded(EncodedTexts(batch, *model.read(future.result(), items), ()))
+                vectors, tokens = _read_answer(model, future, items, leave_out=leave_out)
+                on_encoded(EncodedTexts(batch, vectors, tokens, ()))
             except Empty:
                 batch = []
             except InvalidInput as error:
                 if len(batch) > 1:
                     middle = len(batch) // 2
-                    waiting += [batch[:middle], batch[middle:]]
+                    waiting.extendleft([batch[:middle], batch[middle:]])
                     continue
                 refused += 1
                 if refused == len(texts) >= REFUSED_TEXTS:
@@ -259,6 +268,39 @@ def encode_many(
             future.cancel()
     if failure is not None:
         raise failure
+
+
+def _read_answer(
+    model: RemoteEncoder, future: Future[bytes], items: Sequence[Item], *, leave_out: bool
+) -> tuple[Tensor, int]:
+    """Return the vectors of an answer, and its tokens.
+
+    Raises the endpoint's error; with `leave_out`, InvalidInput where it embeds other texts.
+    """
+    times = ASKED_AGAIN if len(items) == 1 else 0  # more are halved
+    while True:
+        try:
+            return model.read(future.result(), items)
+        except (EncoderChanged, EncoderFailed) as error:
+            has_answer = isinstance(error, EncoderChanged) or error.has_answer
+            if not (leave_out and has_answer and _embeds_new_text(model)):
+                raise
+        if times == 0:
+            raise InvalidInput(
+                "The endpoint fails at these inputs, and embeds others. Its log may say why.",
+                field="inputs",
+            )
+        times, future = times - 1, model.send(items)
+
+
+def _embeds_new_text(model: RemoteEncoder) -> bool:
+    """Return whether an endpoint embeds a text that no cache has."""
+    items = model.prepare([secrets.token_hex(8)], InputRole.document)
+    try:
+        model.read(model.send(items).result(), items)
+    except (EncoderChanged, EncoderFailed, EncoderUnavailable):
+        return False
+    return True
 
 
 def count_tokens(

@@ -12,6 +12,7 @@ from app.context import RequestContext
 from app.db import resources, tables
 from app.encoders import encoding as encoding_service
 from app.encoders.encoding import EncodedTexts, count_tokens, encode_many
+from app.encoders.models.remote import endpoint as endpoint_module
 from app.errors import EncoderChanged, EncoderFailed, InvalidInput
 from tests.encoders.models.remote.endpoints import expected_vectors
 from tests.waiting import slack, until
@@ -99,6 +100,46 @@ def test_an_endpoint_that_refuses_every_one_of_many_texts_ends_the_call(remote, 
     with pytest.raises(InvalidInput, match="rejects these inputs"):
         many(remote, TEXTS)
     assert list(many(remote, TEXTS[:9]).places) == []
+
+
+@pytest.mark.parametrize("status", [500, 200])
+def test_a_text_at_which_an_endpoint_fails_may_be_left_out(remote, endpoint, status, monkeypatch):
+    """200: with a vector of another length."""
+    monkeypatch.setattr(endpoint_module, "ENDPOINT_BACKOFF_S", 0.01)
+    bad = {TEXTS[3], TEXTS[50]}
+    if status == 500:
+        endpoint.bad, endpoint.bad_status = bad, status
+    endpoint.drift = lambda vector, text: vector[:5] if text in bad else vector
+    with pytest.raises(EncoderFailed):
+        many(remote, TEXTS)
+    kept = [place for place in range(100) if TEXTS[place] not in bad]
+    made = many(remote, TEXTS, leave_out=True)
+    assert list(made.places) == kept
+    assert torch.equal(made.vectors, expected_vectors([TEXTS[place] for place in kept]))
+    assert list(many(remote, [TEXTS[3]], leave_out=True).places) == []
+
+
+def test_an_endpoint_that_is_away_leaves_no_text_out(remote, endpoint, monkeypatch):
+    """Behind a proxy, wholly, for the time of one request, and in the middle of a call."""
+    monkeypatch.setattr(endpoint_module, "ENDPOINT_BACKOFF_S", 0.01)
+    endpoint.bad, endpoint.bad_status = {TEXTS[3]}, 503
+    with pytest.raises(EncoderFailed, match="status 503"):
+        many(remote, TEXTS, leave_out=True)
+    endpoint.bad, away = set(), [(500, {}, {})]
+    endpoint.refusals, requests = away * 100, len(endpoint.seen)
+    with pytest.raises(EncoderFailed, match="status 500"):
+        many(remote, TEXTS, leave_out=True)
+    assert len(endpoint.seen) - requests <= 4 * 3 + 4 * 3  # of 4 batches and as many new texts
+    for count in (1, 40):
+        endpoint.refusals = away * 3
+        assert list(many(remote, TEXTS[:count], leave_out=True).places) == [*range(count)]
+
+    def go_away(done):
+        if done >= 24:
+            endpoint.refusals = away * 100
+
+    with pytest.raises(EncoderFailed, match="status 500"):
+        many(remote, TEXTS, leave_out=True, on_progress=go_away)
 
 
 def test_a_pause_that_the_endpoint_asks_for_holds_up_one_request(remote, endpoint):

@@ -172,11 +172,13 @@ def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None, int | None
         if not largest <= ENDPOINT_MAX_NUMBER:  # also for NaN
             raise ValueError(largest)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise EncoderFailed(
+        failed = EncoderFailed(
             f"The endpoint's answer is no list of {count} embeddings in OpenAI's format, of finite "
             f"numbers or float32 in base64, of one length from 1 to {ENDPOINT_MAX_DIM}, numbered "
             "from 0."
-        ) from None
+        )
+        failed.has_answer = True
+        raise failed from None
     name, usage = answer.get("model"), answer.get("usage")
     is_usable = isinstance(name, str) and 0 < len(name) <= MAX_LABEL and name.isprintable()
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None

@@ -88,7 +88,10 @@ class EndpointResponse:
         if 300 <= self.status < 400:
             detail += " The service does not follow redirects."
         retry_after_s = max(self.retry_after_s or DEFAULT_RETRY_AFTER_S, 1)
-        return EncoderFailed(detail, retry_after_s=math.ceil(min(retry_after_s, MAX_RETRY_AFTER_S)))
+        wait_s = math.ceil(min(retry_after_s, MAX_RETRY_AFTER_S))
+        failed = EncoderFailed(detail, retry_after_s=wait_s)
+        failed.has_answer = self.status == 500  # other statuses come from proxies of a dead model
+        return failed
 
 
 @cache

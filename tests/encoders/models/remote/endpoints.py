@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         dim, texts = body.get("dimensions", DIM), body["input"]
         is_base64 = body["encoding_format"] == "base64" and self.server.base64 != "ignored"
         if (is_base64 and self.server.base64 == "refused") or self.server.bad.intersection(texts):
-            self.reply(422, {"error": "bad"})
+            self.reply(self.server.bad_status, {"error": "bad"})
             return
         self.server.done += texts
         vectors = [self.server.drift(expected_vector(text, dim), text) for text in texts]
@@ -114,7 +114,7 @@ class FakeEndpoint(ThreadingHTTPServer):
     """A correct endpoint that records its requests.
 
     refusals   its answers to the next requests
-    bad        texts that it refuses
+    bad        texts that it refuses, with `bad_status`
     base64     what it does when it is asked for that: "known", "ignored", "refused"
     usage      what its answers say of tokens
     done       the texts that it has embedded
@@ -136,6 +136,7 @@ class FakeEndpoint(ThreadingHTTPServer):
         self.model: str | None = "truth-2026-01"
         self.moved = self.noise = 0.0
         self.bad: set[str] = set()
+        self.bad_status = 422
         self.base64 = "known"
         self.usage: Any = None
         self.done: list[str] = []
