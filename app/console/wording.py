@@ -97,7 +97,10 @@ def say_state(move: MigrationStatus) -> str:
         return MIGRATION_STATES[move.state][0]
     if move.job.state != JobState.running:
         return "It waits for a worker."
-    return PHASES.get(move.progress["phase"] or "", WORKS[move.job.arguments["action"]])
+    said = PHASES.get(move.progress["phase"] or "", WORKS[move.job.arguments["action"]])
+    if anchors := move.progress.get("anchors_wanted"):
+        said += f" {move.progress['anchors_made']:,} of {anchors:,} are done."
+    return said
 
 
 def say_problem(move: MigrationStatus) -> tuple[str, str] | None:

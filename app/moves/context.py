@@ -52,12 +52,14 @@ class NewRows:
 
     known    number of rows that are anchors; encoded: of rows with a vector by the encoder itself
     missing  places of rows without a text and a direction: they have no new vector
+    refused  ids of rows of a page whose text the encoder refused
     """
 
     vectors: StoreVectors
     known: int
     encoded: int
     missing: NDArray[np.intp]
+    refused: Sequence[StoreId] = ()
 
     def usable(self, ids: Sequence[StoreId]) -> tuple[Sequence[StoreId], StoreVectors]:
         """Return the rows that have a vector; `ids` are those of all rows."""
@@ -131,17 +133,17 @@ class MigrationContext:
         made = self.embedder.embed(page.texts, **more)
         without = np.flatnonzero(~made.has_vector)
         count = len(page.ids) - len(without)
+        refused = [page.ids[each] for each in without.tolist() if (page.texts[each] or "").strip()]
         if not len(without) or self.maps is None:
-            return NewRows(made.vectors, 0, count, without)
+            return NewRows(made.vectors, 0, count, without, refused)
         old = self.store.fetch([page.ids[place] for place in without.tolist()])
         translated = self._translate(old.vectors, back=False)
         places = {each: place for place, each in enumerate(page.ids)}
         there = np.array([places[each] for each in old.ids], dtype=np.intp)
         made.vectors[there] = translated.vectors
         gone = np.setdiff1d(without, there)  # deleted since the page was read
-        return NewRows(
-            made.vectors, translated.known, count, np.union1d(gone, there[translated.missing])
-        )
+        missing = np.union1d(gone, there[translated.missing])
+        return NewRows(made.vectors, translated.known, count, missing, refused)
 
     def _embed(
         self,

@@ -29,8 +29,9 @@ from app.translate.maps import FitRequest
 #: bytes of vectors that are kept for further rows with the same text
 REMEMBERED_BYTES = 64 * 2**20
 
-#: fewest pairs that make a map
-FEWEST_PAIRS = 3
+#: fewest pairs that make a map, fewest rows to which a limit of the price cuts the anchors, and
+#: rows that are embedded at a time
+FEWEST_PAIRS, FEWEST_ANCHORS, ANCHORS_AT_ONCE = 3, 100, 200
 
 #: what embedding costs: tokens, and texts that the encoder read only in part
 USAGE = ("tokens", "truncated")
@@ -88,11 +89,13 @@ class Embedder:
         *,
         anew: bool = False,
         share: int = 1,
+        leave_out: bool = True,
         on_progress: Callable[[int], None] = lambda done: None,
     ) -> EmbeddedRows:
         """Embed texts, those of searches and of earlier rows from memory unless `anew`.
 
-        share  calls at once, which share the concurrency
+        share      calls at once, which share the concurrency
+        leave_out  see `encode_many`
 
         A row is left out without text, and with a text that the encoder refuses. Longer texts than
         the server reads are cut.
@@ -100,20 +103,18 @@ class Embedder:
         `encode` that are not about a text.
         """
         encoding.require_same_vectors(self.encoder)
-        most = self._services.limits.input_characters
-        cut = [text[:most] if text and text.strip() else None for text in texts]
-        digests = [None if text is None else native_vectors.digest_of(text) for text in cut]
-        wanted = {
-            digest: text for digest, text in zip(digests, cut, strict=True) if digest and text
-        }
+        digests, wanted = self._digests(texts)
         found = {} if anew else self._find(wanted)
         left = [digest for digest in wanted if digest not in found]
+        most = self._services.limits.input_characters
+        long = {each for each, text in zip(digests, texts, strict=True) if len(text or "") > most}
 
         def keep(part: EncodedTexts) -> None:
-            self._usage.add(tokens=part.tokens, truncated=len(part.truncated))
             # Copies: a row would keep the vectors of the whole part in memory.
             new = {left[place]: part.vectors[row].clone() for row, place in enumerate(part.places)}
             found.update(new)
+            partly = {left[place] for place in part.truncated} | (long & new.keys())
+            self._usage.add(tokens=part.tokens, truncated=len(partly))
             for digest, vector in new.items():  # also of a page that fails: nothing is paid twice
                 self._remembered.put(digest, vector, vector.nbytes)
 
@@ -124,6 +125,7 @@ class Embedder:
                 self.encoder,
                 [wanted[digest] for digest in left],
                 concurrency=max(1, self._concurrency // share),
+                leave_out=leave_out,
                 on_progress=on_progress,
                 on_encoded=keep,
             )
@@ -139,6 +141,19 @@ class Embedder:
         """Store the newest vectors where a later run finds them: their rows may not be written."""
         if newest := self._remembered.newest(count):
             native_vectors.keep_vectors(self._services, self.encoder, newest, {})
+
+    def count_unpaid(self, texts: Sequence[str | None]) -> int:
+        """Return the characters of the texts that are not embedded yet."""
+        _, wanted = self._digests(texts)
+        return sum(len(wanted[each]) for each in wanted.keys() - self._find(wanted).keys())
+
+    def _digests(self, texts: Sequence[str | None]) -> tuple[list[bytes | None], dict[bytes, str]]:
+        """Return the digest of each text, None of an empty one, and the texts by their digests."""
+        most = self._services.limits.input_characters
+        cut = [text[:most] if text and text.strip() else None for text in texts]
+        digests = [None if text is None else native_vectors.digest_of(text) for text in cut]
+        pairs = zip(digests, cut, strict=True)
+        return digests, {digest: text for digest, text in pairs if digest and text}
 
     def _find(self, digests: Iterable[bytes]) -> dict[bytes, Tensor]:
         remembered = {digest: self._remembered.find(digest) for digest in digests}
@@ -167,12 +182,16 @@ def make_anchors(
     store: Store,
     embedder: Embedder,
     may_embed: Callable[[TextPage], bool],
-    on_progress: Callable[[int], None],
+    on_progress: Callable[[int, int], None],
+    leave_out: bool,
 ) -> str | None:
     """Make anchors of rows spread over the store, for the maps of the migration; return their name.
 
-    Searches, rows without a text, and the way back use them. Too few rows with a text make none,
-    nor does a limit of the migration.
+    on_progress  told how many texts are embedded, and of how many
+    leave_out    see `encode_many`
+
+    Searches, rows without a text, and the way back use them. A limit of the price makes them fewer,
+    down to FEWEST_ANCHORS, then none, and so do too few rows with a text.
     Raises the errors of the store and of `encode`.
     """
     row = held.row
@@ -183,12 +202,21 @@ def make_anchors(
     except NotFound:
         page = store.sample(from_store.USUAL_SIZE)
         texts = store.texts(page.ids)
-        if not may_embed(TextPage(page.ids, texts)):
-            return None
-        size, parts = row.plan["batch"], []
-        for first in range(0, len(texts), size):  # a kill loses no more than a batch
-            parts.append(embedder.embed(texts[first : first + size], on_progress=on_progress))
+        while not may_embed(TextPage(page.ids, texts)):
+            if len(page.ids) <= FEWEST_ANCHORS:
+                return None
+            page = store.sample(max(len(page.ids) // 2, FEWEST_ANCHORS))
+            texts = store.texts(page.ids)
+        size, parts = min(row.plan["batch"], ANCHORS_AT_ONCE), list[EmbeddedRows]()
+
+        def hear(done: int) -> None:
+            on_progress(min(len(parts) * size + done, len(texts)), len(texts))
+
+        for first in range(0, len(texts), size):  # a kill loses no more than these
+            some = texts[first : first + size]
+            parts.append(embedder.embed(some, leave_out=leave_out, on_progress=hear))
             embedder.keep_newest(size)
+            hear(0)
         made = np.concatenate([each.vectors for each in parts])
         usable = np.concatenate([each.has_vector for each in parts])
         largest = np.abs(page.vectors).max(axis=1, initial=0.0)

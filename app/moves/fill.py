@@ -46,7 +46,7 @@ class TextSweep:
         self._move, self._may_embed, self._hear = move, may_embed, hear
         self._size = max(1, move.batch // PAGES_IN_FLIGHT)
         self._stopped = threading.Event()
-        self._away = False
+        self._away = self._leave_out = False
         #: ends the sweep after the pages that are embedded already
         self.no_more = False
 
@@ -65,8 +65,10 @@ class TextSweep:
                 while not self.no_more and len(waiting) < PAGES_IN_FLIGHT - 1:
                     page = self._move.store.scroll_texts(cursor, self._size)
                     if not self._may_embed(page):
-                        self.no_more = True
-                        break
+                        if waiting:  # they may cost less than expected
+                            break
+                        self.no_more, self._size = self._size == 1, max(1, self._size // 2)
+                        continue
                     self.no_more, cursor = page.cursor is None, page.cursor
                     waiting.append((page, executor.submit(self._embed, page)))
                 if not waiting:
@@ -89,10 +91,14 @@ class TextSweep:
                 self._hear(self._away)
 
     def _embed(self, page: TextPage) -> NewRows:
-        def embed() -> NewRows:
-            return self._move.embed_page(page, share=EMBEDDED_AT_ONCE, on_progress=self._hear_stop)
+        def embed(leave_out: bool) -> NewRows:
+            more = {"share": EMBEDDED_AT_ONCE, "on_progress": self._hear_stop}
+            made = self._move.embed_page(page, leave_out=leave_out, **more)
+            self._leave_out |= leave_out  # later pages need not wait for the same
+            return made
 
-        made = wait_for_encoder(self._move.row.target, embed, self._pause)
+        target = self._move.row.target
+        made = wait_for_encoder(target, embed, self._pause, leave_out=self._leave_out)
         self._away = False
         return made
 
@@ -107,23 +113,32 @@ class TextSweep:
 
 
 def wait_for_encoder(
-    encoder: tables.EncoderRow, call: Callable[[], Result], pause: Callable[[float], None]
+    encoder: tables.EncoderRow,
+    call: Callable[[bool], Result],
+    pause: Callable[[float], None],
+    *,
+    leave_out: bool = False,
 ) -> Result:
     """Return the result of a call that needs an encoder, and repeat it while a remote one is away.
 
-    pause  waits for some seconds; it may raise to end the wait
+    call       told whether it may leave out texts at which the encoder fails
+    pause      waits for some seconds; it may raise to end the wait
+    leave_out  at once; else the last call may
 
     Raises EncoderUnavailable after PATIENCE_S.
     """
     ends, wait_s = time.monotonic() + PATIENCE_S, SHORTEST_PAUSE_S
     while True:
         try:
-            return call()
+            return call(leave_out)
         except EncoderFailed as error:
             if encoder.kind != EncoderKind.openai:
                 raise
             seconds = max(wait_s, error.retry_after_s or 0)
             if time.monotonic() + seconds > ends:
+                if not leave_out:
+                    leave_out = True
+                    continue
                 raise EncoderUnavailable(
                     f"The encoder {encoder.name!r} stays away. {error.detail} Call `run` when it "
                     "answers again: nothing is lost, and no text is paid for twice."

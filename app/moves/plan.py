@@ -185,15 +185,12 @@ def _refuse_shared(services: Services, store: tables.StoreRow) -> None:
 def _read(
     services: Services, store: tables.StoreRow, batch: int, text_field: str | None, dim: int
 ) -> StoreReading:
-    """Read the store. One that does not answer at all is given up sooner than a slow one.
-
-    dim  of the new vectors. Raises StoreUnsupported where the store cannot have it
-    """
-    stores.call_row(services, store, lambda opened: (opened.facts(), opened.require_dim(dim)))
+    """Read the store. One that does not answer at all is given up sooner than a slow one."""
+    stores.call_row(services, store, lambda opened: opened.facts())
     return stores.call_row(
         services,
         store,
-        lambda opened: read_store(opened, batch=batch, text_field=text_field),
+        lambda opened: read_store(opened, batch=batch, text_field=text_field, dim=dim),
         within_s=READING_S,
     )
 

@@ -65,9 +65,15 @@ class StoreReading:
     asked: int
 
 
-def read_store(store: Store, *, batch: int, text_field: str | None) -> StoreReading:
-    """Read a store without a write. Raises the errors of the store."""
+def read_store(store: Store, *, batch: int, text_field: str | None, dim: int) -> StoreReading:
+    """Read a store without a write.
+
+    dim  of the new vectors
+
+    Raises the errors of the store, and StoreUnsupported where it cannot have these dimensions.
+    """
     facts = store.facts()
+    store.require_dim(dim)
     page = store.sample(PLAN_SAMPLE)
     vectors = np.asarray(page.vectors, dtype=np.float32).reshape(len(page.ids), facts.dim)
     largest = np.abs(vectors).max(axis=1, initial=0.0)

@@ -43,8 +43,8 @@ KEPT = (*USAGE, WINDOW)
 #: how often captured changes are applied during a sweep
 DRAINED_EVERY_S = 1.0
 
-#: ids of skipped rows that are kept
-SKIPPED_SHOWN = 20
+#: ids of skipped rows, and of rows whose texts the encoder refused, that are kept
+IDS_SHOWN = 20
 
 
 def run_migration(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
@@ -200,16 +200,22 @@ class Run:
             self._move.store,
             self._move.embedder,
             self._may_embed,
-            lambda done: self._report("anchors"),
+            self._hear_anchors,
         )
         name = wait_for_encoder(self._move.row.target, make, self._pause)
         self._expected.clear()
+        self._facts |= {"anchors_made": None, "anchors_wanted": None}
         self._save(self._position)
         if self._limit is not None:
             raise self._limit
         if name is not None:
             fitted = executor.submit(fit_maps, self._services, self._held, name)
             self._move = replace(self._move, fitted=fitted)
+
+    def _hear_anchors(self, done: int, of: int) -> None:
+        self._facts |= {"anchors_made": done, "anchors_wanted": of}
+        self._save(self._position)
+        self._report("anchors")
 
     def _pause(self, seconds: float) -> None:
         self._expected.clear()
@@ -219,10 +225,12 @@ class Run:
     def _may_embed(self, page: TextPage) -> bool:
         """Return whether the limits allow a page, after waiting for `texts_per_minute`."""
         price, most = self._limits["price_per_million_tokens"], self._limits["max_price"]
-        characters = sum(len(text or "") for text in page.texts)
-        expected = characters * self._held.row.plan["cost"]["tokens_per_character"]
+        expected, self._limit = 0.0, None
+        if most is not None and self._move.embedder is not None:
+            unpaid = self._move.embedder.count_unpaid(page.texts)
+            expected = unpaid * self._held.row.plan["cost"]["tokens_per_character"]
         tokens = self._position["tokens"] + sum(self._expected) + expected
-        if most is not None and tokens * price / 1e6 > most:
+        if expected and tokens * price / 1e6 > most:
             spent = self._position["tokens"] * price / 1e6
             self._limit = LimitReached(
                 f"The next rows would cost more than `max_price`: {spent:.4g} of {most:.4g} are "
@@ -257,11 +265,12 @@ class Run:
         position, found = {**self._position, "cursor": page.cursor}, dict(self._held.row.found)
         if len(page.ids) == 0:
             return position, found
-        if len(made.missing):
-            lost = [page.ids[place] for place in made.missing.tolist()]
-            position["skipped"] += len(lost)
-            shown = [*found.get("skipped", []), *lost]
-            found["skipped"] = list(dict.fromkeys(shown))[:SKIPPED_SHOWN]
+        lost = [page.ids[place] for place in made.missing.tolist()]
+        position["skipped"] += len(lost)
+        for name, ids in (("skipped", lost), ("refused", made.refused)):
+            if ids:
+                shown = [*found.get(name, []), *ids]
+                found[name] = list(dict.fromkeys(shown))[:IDS_SHOWN]
         again = bool(position.get("again"))
         self._move.migration.write(*made.usable(page.ids), replace=again)
         position["rows"] += len(page.ids)

@@ -26,11 +26,11 @@ def move(state: str, job: dict[str, Any] | None = None, **values: Any) -> Migrat
     return MigrationStatus(row, None if job is None else JobRow(**job))
 
 
-def working(action: str, phase: str) -> dict[str, Any]:
+def working(action: str, phase: str, **facts: int) -> dict[str, Any]:
     return {
         "state": JobState.running,
         "arguments": {"action": action},
-        "progress": {"phase": phase},
+        "progress": {"phase": phase, **facts},
     }
 
 
@@ -50,7 +50,11 @@ PASSED = {"verify": {"passed": True}}
         (move("filled", position={"step": "cutover"}), "cutover", "Cut over was interrupted."),
         (move("cut-over", position={"step": "rollback"}), "rollback", "Roll back was interrupted."),
         (move("running", working("run", "sweep")), None, "Rows get new vectors"),
-        (move("running", working("run", "anchors")), None, "are embedded first"),
+        (
+            move("running", working("run", "anchors", anchors_made=400, anchors_wanted=1000)),
+            None,
+            "meanwhile. 400 of 1,000 are done.",
+        ),
         (move("running", working("run", "waiting")), None, "The encoder does not answer."),
         (move("filled", working("verify", "rows")), None, "Both sides of the store"),
         (

@@ -21,13 +21,22 @@ from app.encoders.models.options import RemoteOptions
 from app.encoders.models.pool import EncoderPool
 from app.encoders.models.remote import endpoint as endpoint_module
 from app.encoders.schemas import NewEncoder
-from app.errors import InvalidRequest, LimitReached, MissingField, StoreChanged, WrongState
+from app.errors import (
+    InvalidRequest,
+    LimitReached,
+    MissingField,
+    StoreChanged,
+    StoreUnsupported,
+    WrongState,
+)
+from app.jobs import progress as job_progress
 from app.moves import fill, steps, sync
 from app.moves import service as migrations
 from app.moves.context import open_migration
 from app.search import native_vectors
 from app.search.schemas import StoreSearchRequest
 from app.search.service import search_store
+from app.stores.pgvector.store import PgvectorStore
 from app.stores.schemas import NewStore
 from app.stores.service import create_store
 from tests.encoders.models.remote.endpoints import (
@@ -62,13 +71,17 @@ def table(
     made = begin_table(services, pgvector_server, old_vectors(ROWS))
     made.execute("UPDATE {} SET body = 'row 8' WHERE id = 7")
     made.execute("UPDATE {} SET body = '  ' WHERE id = 9")
-    options = {"url": endpoint.url, "batch": 16}
-    new = NewEncoder(name="remote", kind="openai", model="truth", options=options)
-    encoders.create_encoder(services, CONTEXT, new)
-    endpoint.seen.clear()
+    create_remote(services, endpoint, "remote")
     yield made
     services.stores.close()
     services.encoders.close()
+
+
+def create_remote(services: Services, endpoint: FakeEndpoint, name: str, **more: int) -> None:
+    options = {"url": endpoint.url, "batch": 16, **more}
+    new = NewEncoder(name=name, kind="openai", model="truth", options=options)
+    encoders.create_encoder(services, CONTEXT, new)
+    endpoint.seen.clear()
 
 
 def plan(table: Table, **changes: Any) -> Moving:
@@ -177,8 +190,9 @@ def test_a_filled_store_is_verified_cut_over_and_rolled_back(
     assert table.read()[ROWS][0].shape == (24,)
 
 
+@pytest.mark.parametrize("captures_writes", [True, False])
 def test_what_clients_write_around_a_switch_is_embedded_from_its_text(
-    table: Table, endpoint: FakeEndpoint
+    table: Table, monkeypatch: pytest.MonkeyPatch, captures_writes: bool
 ) -> None:
     """A row that the switch translates, and one that a client writes by the old encoder after."""
     moving = plan(table)
@@ -196,6 +210,10 @@ def test_what_clients_write_around_a_switch_is_embedded_from_its_text(
         steps.take_step(table.services, CONTEXT, moving.id, "cutover")
     table.insert(ROWS + 1, old_vectors(1, 94))
     assert moving.now.row.position["window"]["ids"] == [ROWS]
+    quick = PgvectorStore.capabilities
+    monkeypatch.setattr(
+        PgvectorStore, "capabilities", replace(quick, captures_writes=captures_writes)
+    )
     with table.connect() as client, client.transaction():  # it holds a row, and changes nothing
         client.execute(f"SELECT FROM {table.table} WHERE id = {ROWS} FOR UPDATE")
         time.sleep(steps.WINDOW_S)
@@ -205,6 +223,7 @@ def test_what_clients_write_around_a_switch_is_embedded_from_its_text(
     rows = table.read()
     for row in (ROWS, ROWS + 1):
         assert np.allclose(rows[row][0], expected_vector(f"row {row}"), atol=1e-5)
+    monkeypatch.setattr(PgvectorStore, "capabilities", quick)
     moving.do("verify")
     assert moving.now.row.found["verify"]["passed"], moving.now.row.found
 
@@ -231,6 +250,42 @@ def test_a_run_pauses_before_it_costs_too_much_and_goes_on_with_more(
     with pytest.raises(WrongState):
         steps.take_step(table.services, CONTEXT, moving.id, "rollback")
     assert len(endpoint.texts) == len(set(endpoint.texts)) == ROWS - 2
+
+
+def test_a_low_price_makes_fewer_anchors(table: Table, endpoint: FakeEndpoint) -> None:
+    moving = plan(table, price_per_million_tokens=1e6)
+    price = moving.row.plan["cost"]["price"]
+    endpoint.seen.clear()
+    for share, least in ((0.1, 0.0), (0.6, 0.57)):
+        limits = {"max_price": share * price}
+        migrations.change_limits(table.services, CONTEXT, moving.id, limits)
+        moving.do("run")
+        assert (moving.state, moving.now.error["code"]) == ("paused", LimitReached.code)
+        assert least * price <= moving.now.progress["spent"] <= share * price
+    row = moving.now.row
+    assert row.anchor_set is not None
+    assert row.anchor_set.size in (149, 150)
+    migrations.change_limits(table.services, CONTEXT, moving.id, {"max_price": 1.05 * price})
+    moving.do("run")
+    assert (moving.state, wrong_rows(moving)) == ("filled", {9})
+    assert len(endpoint.texts) == len(set(endpoint.texts)) == ROWS - 2
+
+
+def test_a_text_at_which_the_encoder_always_fails_stops_no_other(
+    table: Table, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fill, "PATIENCE_S", 0.5)
+    moving = plan(table)
+    endpoint.bad, endpoint.bad_status = {"row 5", "row 200"}, 500
+    result = moving.do("run").result
+    assert moving.state == "filled", moving.now.error
+    assert (result["encoded"], result["skipped"]) == (ROWS - 3, 0)
+    assert (wrong_rows(moving), moving.now.row.found["refused"]) == ({5, 9, 200}, [5, 200])
+    table.execute("UPDATE {} SET body = 'row 5' WHERE id = 6")
+    table.execute("UPDATE {} SET body = 'another text' WHERE id = 3")
+    moving.do("verify")
+    assert moving.now.row.found["verify"]["passed"], moving.now.row.found
+    assert wrong_rows(moving) == {5, 6, 9, 200}
 
 
 def test_an_encoder_that_is_away_is_waited_for(table: Table, endpoint: FakeEndpoint) -> None:
@@ -291,7 +346,14 @@ def test_texts_beyond_the_servers_limit_are_cut_and_counted(
     short = replace(table, services=replace(table.services, limits=Limits(input_characters=6)))
     moving = plan(short)
     moving.do("run")
+    assert 0 < moving.now.progress["truncated"] <= 20  # "row 10" to "row 29"
     assert np.allclose(moving.new_vectors()[299], expected_vector("row 29"), atol=1e-5)
+
+
+def test_a_target_too_wide_for_the_index_is_refused(table: Table, endpoint: FakeEndpoint) -> None:
+    create_remote(table.services, endpoint, "wide", dim=4001)
+    with pytest.raises(StoreUnsupported, match="at most 4000, or drop"):
+        plan(table, target="wide")
 
 
 def test_a_store_without_texts_says_so(table: Table) -> None:
@@ -300,8 +362,11 @@ def test_a_store_without_texts_says_so(table: Table) -> None:
         plan(table)
 
 
-def test_a_cutover_that_the_store_refuses_leaves_no_translated_vector(table: Table) -> None:
-    """Its last changes were translated before it was refused."""
+@pytest.mark.parametrize("runs_again", [False, True])
+def test_a_cutover_that_the_store_refuses_leaves_no_translated_vector(
+    table: Table, runs_again: bool
+) -> None:
+    """Its last changes were translated before it was refused. Another run forgets none of them."""
     moving = plan(table)
     moving.do("run")
     moving.do("verify")
@@ -317,6 +382,10 @@ def test_a_cutover_that_the_store_refuses_leaves_no_translated_vector(table: Tab
         with pytest.raises(StoreChanged):
             steps.take_step(table.services, CONTEXT, moving.id, "cutover")
     assert wrong_rows(moving) == {9, ROWS}
+    if runs_again:
+        tokens = moving.now.progress["tokens"]
+        moving.do("run")
+        assert moving.now.progress["tokens"] >= tokens
     sync.sync_all(table.services)
     assert wrong_rows(moving) == {9}
     assert np.allclose(table.read()[ROWS][0], old_vectors(1, 93), atol=1e-5)  # the client's own
@@ -396,13 +465,17 @@ def test_a_run_sends_no_more_requests_at_once_than_its_concurrency(
 def test_anchors_are_kept_batch_by_batch(
     table: Table, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill before the sweep loses no more than a batch of them."""
+    """A kill before the sweep loses no more than a batch of them, and not what they cost."""
+    monkeypatch.setattr(job_progress, "PROGRESS_EVERY_S", 0.0)
     moving = plan(table)
     endpoint.seen.clear()
     monkeypatch.setattr(from_store, "build_row", lambda *args: 1 / 0)
     moving.queue("run")
     moving.work()
     assert len(endpoint.texts) == ROWS - 2
+    progress = moving.now.progress
+    assert (progress["anchors_made"], progress["anchors_wanted"]) == (ROWS, ROWS)
+    assert progress["tokens"] > ROWS
     monkeypatch.undo()
     digests = [native_vectors.digest_of(text) for text in endpoint.texts]
     kept = native_vectors.stored_vectors(table.services, moving.row.target, digests, {})
