@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
@@ -32,7 +31,6 @@ from app.errors import (
     EncoderChanged,
     EncoderFailed,
     EncoderNeedsVectors,
-    EncoderUnavailable,
     InputTooLong,
     Invalid,
     InvalidInput,
@@ -54,9 +52,6 @@ ENCODING_CHECK_S = 0.5
 
 #: a call of so many texts fails when the endpoint refuses them all: the fault is not theirs
 REFUSED_TEXTS = 16
-
-#: how often a text is sent again at which an endpoint fails, each time after a text that it embeds
-ASKED_AGAIN = 3
 
 #: a commit of a hub; the digest of a folder is longer
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -246,8 +241,8 @@ def encode_many(
                     continue
                 future = answered.get(timeout=ENCODING_CHECK_S)
                 batch, items = sent.pop(future)
-                vectors, tokens = _read_answer(model, future, items, leave_out=leave_out)
-                on_encoded(EncodedTexts(batch, vectors, tokens, ()))
+                answer = model.read_or_refuse(future, items, leave_out=leave_out)
+                on_encoded(EncodedTexts(batch, *answer, ()))
             except Empty:
                 batch = []
             except InvalidInput as error:
@@ -268,39 +263,6 @@ def encode_many(
             future.cancel()
     if failure is not None:
         raise failure
-
-
-def _read_answer(
-    model: RemoteEncoder, future: Future[bytes], items: Sequence[Item], *, leave_out: bool
-) -> tuple[Tensor, int]:
-    """Return the vectors of an answer, and its tokens.
-
-    Raises the endpoint's error; with `leave_out`, InvalidInput where it embeds other texts.
-    """
-    times = ASKED_AGAIN if len(items) == 1 else 0  # more are halved
-    while True:
-        try:
-            return model.read(future.result(), items)
-        except (EncoderChanged, EncoderFailed) as error:
-            has_answer = isinstance(error, EncoderChanged) or error.has_answer
-            if not (leave_out and has_answer and _embeds_new_text(model)):
-                raise
-        if times == 0:
-            raise InvalidInput(
-                "The endpoint fails at these inputs, and embeds others. Its log may say why.",
-                field="inputs",
-            )
-        times, future = times - 1, model.send(items)
-
-
-def _embeds_new_text(model: RemoteEncoder) -> bool:
-    """Return whether an endpoint embeds a text that no cache has."""
-    items = model.prepare([secrets.token_hex(8)], InputRole.document)
-    try:
-        model.read(model.send(items).result(), items)
-    except (EncoderChanged, EncoderFailed, EncoderUnavailable):
-        return False
-    return True
 
 
 def count_tokens(

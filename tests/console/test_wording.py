@@ -13,6 +13,7 @@ from app.db.tables import EncoderRow, JobRow, MigrationRow, StoreRow, now
 from app.moves.service import MigrationStatus
 from app.types import JobState, MigrationState
 
+MADE = {"anchors_made": 400, "anchors_wanted": 1000}
 LIMITS = {"price_per_million_tokens": 0.02, "max_price": 3.0}
 
 
@@ -50,11 +51,7 @@ PASSED = {"verify": {"passed": True}}
         (move("filled", position={"step": "cutover"}), "cutover", "Cut over was interrupted."),
         (move("cut-over", position={"step": "rollback"}), "rollback", "Roll back was interrupted."),
         (move("running", working("run", "sweep")), None, "Rows get new vectors"),
-        (
-            move("running", working("run", "anchors", anchors_made=400, anchors_wanted=1000)),
-            None,
-            "meanwhile. 400 of 1,000 are done.",
-        ),
+        (move("running", working("run", "anchors", **MADE)), None, "400 of 1,000 are done."),
         (move("running", working("run", "waiting")), None, "The encoder does not answer."),
         (move("filled", working("verify", "rows")), None, "Both sides of the store"),
         (

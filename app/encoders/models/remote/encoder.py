@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -40,6 +41,9 @@ ENDPOINT_MAX_DIM = 8_192
 ENDPOINT_MAX_NUMBER = 2.0**100
 #: largest number of characters in a model's name
 MAX_LABEL = 200
+
+#: how often a text is sent again at which an endpoint fails, each time after one that it embeds
+ASKED_AGAIN = 3
 
 #: how often a request looks whether its clients are still there
 CLIENT_CHECK_S = 0.5
@@ -148,6 +152,38 @@ class RemoteEncoder(EncoderModel):
         if self._normalise:
             vectors = torch.nn.functional.normalize(vectors)
         return vectors, sum(item.tokens for item in items) if tokens is None else tokens
+
+    def read_or_refuse(
+        self, answer: Future[bytes], items: Sequence[Item], *, leave_out: bool
+    ) -> tuple[Tensor, int]:
+        """Return what `read` returns of an answer to come.
+
+        Raises its errors, and those of the endpoint; with `leave_out`, InvalidInput where it fails
+        at these items and embeds another text. Of a single item it must do so again and again.
+        """
+        times = ASKED_AGAIN if len(items) == 1 else 0
+        while True:
+            try:
+                return self.read(answer.result(), items)
+            except (EncoderChanged, EncoderFailed) as error:
+                has_answer = isinstance(error, EncoderChanged) or error.has_answer
+                if not (leave_out and has_answer and self._embeds_new_text()):
+                    raise
+            if times == 0:
+                raise InvalidInput(
+                    "The endpoint fails at these inputs, and embeds others. Its log may say why.",
+                    field="inputs",
+                )
+            times, answer = times - 1, self.send(items)
+
+    def _embeds_new_text(self) -> bool:
+        """Return whether the endpoint embeds a text that no cache has."""
+        items = self.prepare([secrets.token_hex(8)], InputRole.document)
+        try:
+            self.read(self.send(items).result(), items)
+        except (EncoderChanged, EncoderFailed, EncoderUnavailable):
+            return False
+        return True
 
 
 def read_answer(body: bytes, count: int) -> tuple[Tensor, str | None, int | None]:
