@@ -19,12 +19,13 @@ from app.db import resources, tables
 from app.db.cache import MemoryCache
 from app.encoders import encoding
 from app.encoders.encoding import EncodedTexts
-from app.errors import AnchorageError, NotFound
+from app.errors import AnchorageError, DegenerateAnchors, NotFound
 from app.moves.lease import Lease
 from app.moves.maps import MigrationMaps, build_maps, load_maps
 from app.search import native_vectors
-from app.stores.port import Store, StoreVectors, TextPage
+from app.stores.port import Store, StoreVectors
 from app.translate.maps import FitRequest
+from app.types import EncoderKind
 
 #: bytes of vectors that are kept for further rows with the same text
 REMEMBERED_BYTES = 64 * 2**20
@@ -97,8 +98,8 @@ class Embedder:
         share      calls at once, which share the concurrency
         leave_out  see `encode_many`
 
-        A row is left out without text, and with a text that the encoder refuses. Longer texts than
-        the server reads are cut.
+        A row is left out without text, and with a text that the encoder refuses, or whose vector is
+        zero. Longer texts than the server reads are cut.
         Raises EncoderChanged where the encoder makes other vectors than it did, and the errors of
         `encode` that are not about a text.
         """
@@ -134,7 +135,7 @@ class Embedder:
         has_vector = np.zeros(len(texts), np.bool_)
         if places:
             vectors[places] = torch.stack([found[digests[place]] for place in places]).numpy()  # type: ignore[index]
-            has_vector[places] = True
+            has_vector[places] = vectors[places].any(axis=1)
         return EmbeddedRows(vectors, has_vector)
 
     def keep_newest(self, count: int) -> None:
@@ -142,10 +143,15 @@ class Embedder:
         if newest := self._remembered.newest(count):
             native_vectors.keep_vectors(self._services, self.encoder, newest, {})
 
-    def count_unpaid(self, texts: Sequence[str | None]) -> int:
-        """Return the characters of the texts that are not embedded yet."""
+    @property
+    def requests_at_once(self) -> int:
+        """Requests that do not wait for each other: one to a model in this service."""
+        return self._concurrency if self.encoder.kind == EncoderKind.openai else 1
+
+    def unpaid(self, texts: Sequence[str | None]) -> list[str]:
+        """Return those of the texts that are not embedded yet, each once."""
         _, wanted = self._digests(texts)
-        return sum(len(wanted[each]) for each in wanted.keys() - self._find(wanted).keys())
+        return [wanted[each] for each in wanted.keys() - self._find(wanted).keys()]
 
     def _digests(self, texts: Sequence[str | None]) -> tuple[list[bytes | None], dict[bytes, str]]:
         """Return the digest of each text, None of an empty one, and the texts by their digests."""
@@ -176,22 +182,30 @@ def context_of(row: tables.MigrationRow) -> RequestContext:
     return RequestContext(row.project, origin=f"migration {row.id}")
 
 
+def texts_at_once(row: tables.MigrationRow, most: int) -> int:
+    """Return how many texts are sent at once: at most those of six seconds of the limit."""
+    a_minute = row.plan["limits"]["texts_per_minute"]
+    return max(1, int(min(most, (a_minute or np.inf) / 10)))
+
+
 def make_anchors(
     services: Services,
     held: Lease,
     store: Store,
     embedder: Embedder,
-    may_embed: Callable[[TextPage], bool],
+    may_pay: Callable[[Sequence[str | None]], bool],
+    keep_pace: Callable[[Sequence[str | None]], None],
     on_progress: Callable[[int, int], None],
     leave_out: bool,
 ) -> str | None:
     """Make anchors of rows spread over the store, for the maps of the migration; return their name.
 
+    keep_pace    waits until some texts may be sent
     on_progress  told how many texts are embedded, and of how many
     leave_out    see `encode_many`
 
     Searches, rows without a text, and the way back use them. A limit of the price makes them fewer,
-    down to FEWEST_ANCHORS, then none, and so do too few rows with a text.
+    down to FEWEST_ANCHORS, then none, and so do too few rows with a text, and equal texts.
     Raises the errors of the store and of `encode`.
     """
     row = held.row
@@ -202,18 +216,20 @@ def make_anchors(
     except NotFound:
         page = store.sample(from_store.USUAL_SIZE)
         texts = store.texts(page.ids)
-        while not may_embed(TextPage(page.ids, texts)):
+        while not may_pay(texts):
             if len(page.ids) <= FEWEST_ANCHORS:
                 return None
             page = store.sample(max(len(page.ids) // 2, FEWEST_ANCHORS))
             texts = store.texts(page.ids)
-        size, parts = min(row.plan["batch"], ANCHORS_AT_ONCE), list[EmbeddedRows]()
+        size = texts_at_once(row, min(row.plan["batch"], ANCHORS_AT_ONCE))
+        parts: list[EmbeddedRows] = []
 
         def hear(done: int) -> None:
             on_progress(min(len(parts) * size + done, len(texts)), len(texts))
 
         for first in range(0, len(texts), size):  # a kill loses no more than these
             some = texts[first : first + size]
+            keep_pace(some)
             parts.append(embedder.embed(some, leave_out=leave_out, on_progress=hear))
             embedder.keep_newest(size)
             hear(0)
@@ -225,15 +241,18 @@ def make_anchors(
             return None
         most = services.limits.input_characters
         pairs = {row.store.encoder.name: page.vectors, row.target.name: made}
-        built = from_store.build_row(
-            services,
-            name,
-            row.store,
-            [row.target],
-            [page.ids[place] for place in places],
-            [(texts[place] or "")[:most] for place in places],
-            {each: torch.from_numpy(vectors[places]) for each, vectors in pairs.items()},
-        )
+        try:
+            built = from_store.build_row(
+                services,
+                name,
+                row.store,
+                [row.target],
+                [page.ids[place] for place in places],
+                [(texts[place] or "")[:most] for place in places],
+                {each: torch.from_numpy(vectors[places]) for each, vectors in pairs.items()},
+            )
+        except DegenerateAnchors:
+            return None
         with services.db.transaction() as session:
             anchor_sets.add_anchor_set(session, context_of(row), built)
     return name

@@ -12,6 +12,7 @@ from typing import TypeVar
 from app.db import tables
 from app.errors import ClientLeft, EncoderFailed, EncoderUnavailable
 from app.moves.context import MigrationContext, NewRows
+from app.moves.embedding import texts_at_once
 from app.stores.port import Cursor, TextPage
 from app.types import EncoderKind
 
@@ -44,7 +45,7 @@ class TextSweep:
         hear: Callable[[bool], None],
     ) -> None:
         self._move, self._may_embed, self._hear = move, may_embed, hear
-        self._size = max(1, move.batch // PAGES_IN_FLIGHT)
+        self._size = texts_at_once(move.row, move.batch // PAGES_IN_FLIGHT)
         self._stopped = threading.Event()
         self._away = self._leave_out = False
         #: ends the sweep after the pages that are embedded already

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +20,14 @@ import torch
 
 from app.context import Services
 from app.db import tables
-from app.errors import AnchorageError, LimitReached, MigrationActive, StoreFull, Unavailable
+from app.errors import (
+    AnchorageError,
+    LimitReached,
+    MigrationActive,
+    StoreFull,
+    StoreUnavailable,
+    Unavailable,
+)
 from app.jobs.progress import Cancelled, LeaseLost, Progress, Requeued, Yielded
 from app.jobs.worker import MAX_ATTEMPTS, JobResult, NoFurtherAttempt, problem_of
 from app.moves import sync, verify
@@ -77,18 +85,19 @@ def _run_or_pause(
     except (Requeued, LeaseLost, MigrationActive):
         raise
     except Exception as error:
-        if isinstance(error, Unavailable) and not isinstance(error, StoreFull):
-            ends = _is_last_attempt(services, job)
-        else:
-            ends = isinstance(error, AnchorageError) or _is_last_attempt(services, job)
-        if not ends:
+        # Another attempt would wait as long for the same locks.
+        is_final = isinstance(error, StoreFull) or (
+            isinstance(error, StoreUnavailable) and error.is_unchanged
+        )
+        is_ours = isinstance(error, AnchorageError) and not isinstance(error, Unavailable)
+        if not (is_final or is_ours or _is_last_attempt(services, job)):
             raise
         internal = {"code": "internal", "detail": "the service has failed. Its log has the reason"}
         problem = internal
         if isinstance(error, AnchorageError):
             problem = problem_of(error)
         held.save(state=MigrationState.paused, error=problem)
-        if isinstance(error, StoreFull):
+        if isinstance(error, AnchorageError) and is_final:
             raise NoFurtherAttempt(error) from error
         raise
 
@@ -199,7 +208,8 @@ class Run:
             self._held,
             self._move.store,
             self._move.embedder,
-            self._may_embed,
+            self._may_pay,
+            self._keep_pace,
             self._hear_anchors,
         )
         name = wait_for_encoder(self._move.row.target, make, self._pause)
@@ -223,11 +233,18 @@ class Run:
         self._wait(time.monotonic() + seconds)
 
     def _may_embed(self, page: TextPage) -> bool:
-        """Return whether the limits allow a page, after waiting for `texts_per_minute`."""
+        """Return whether the price allows a page, after waiting for `texts_per_minute`."""
+        if not self._may_pay(page.texts):
+            return False
+        self._keep_pace(page.texts)
+        return True
+
+    def _may_pay(self, texts: Sequence[str | None]) -> bool:
+        """Return whether `max_price` allows texts."""
         price, most = self._limits["price_per_million_tokens"], self._limits["max_price"]
         expected, self._limit = 0.0, None
         if most is not None and self._move.embedder is not None:
-            unpaid = self._move.embedder.count_unpaid(page.texts)
+            unpaid = sum(map(len, self._move.embedder.unpaid(texts)))
             expected = unpaid * self._held.row.plan["cost"]["tokens_per_character"]
         tokens = self._position["tokens"] + sum(self._expected) + expected
         if expected and tokens * price / 1e6 > most:
@@ -239,10 +256,14 @@ class Run:
             )
             return False
         self._expected.append(expected)
-        if (a_minute := self._limits["texts_per_minute"]) is not None:
-            self._wait(self._texts_due)
-            self._texts_due = time.monotonic() + len(page.ids) * 60 / a_minute
         return True
+
+    def _keep_pace(self, texts: Sequence[str | None]) -> None:
+        """Wait until `texts_per_minute` allows texts. What is embedded already does not count."""
+        a_minute, embedder = self._limits["texts_per_minute"], self._move.embedder
+        if a_minute and embedder and (unpaid := len(embedder.unpaid(texts))):
+            self._wait(self._texts_due)
+            self._texts_due = time.monotonic() + unpaid * 60 / a_minute
 
     def _hear(self, away: bool) -> None:
         self._report("waiting" if away else "sweep")

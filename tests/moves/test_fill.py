@@ -45,7 +45,7 @@ from tests.encoders.models.remote.endpoints import (
     expected_vector,
     expected_vectors,
 )
-from tests.helpers import CONTEXT, alter
+from tests.helpers import CONTEXT, again, alter
 from tests.moves.moving import Moving, Table, begin_table, make_table, old_vectors
 from tests.pgvector_server import PgvectorServer
 from tests.waiting import until
@@ -275,15 +275,76 @@ def test_a_text_at_which_the_encoder_always_fails_stops_no_other(
     monkeypatch.setattr(fill, "PATIENCE_S", 0.5)
     moving = plan(table)
     endpoint.bad, endpoint.bad_status = {"row 5", "row 200"}, 500
+    endpoint.drift = lambda vector, text: vector * (text != "row 60")  # type: ignore[method-assign]
     result = moving.do("run").result
     assert moving.state == "filled", moving.now.error
-    assert (result["encoded"], result["skipped"]) == (ROWS - 3, 0)
-    assert (wrong_rows(moving), moving.now.row.found["refused"]) == ({5, 9, 200}, [5, 200])
+    assert (result["encoded"], result["skipped"]) == (ROWS - 4, 0)
+    assert (wrong_rows(moving), moving.now.row.found["refused"]) == ({5, 9, 60, 200}, [5, 60, 200])
     table.execute("UPDATE {} SET body = 'row 5' WHERE id = 6")
     table.execute("UPDATE {} SET body = 'another text' WHERE id = 3")
     moving.do("verify")
     assert moving.now.row.found["verify"]["passed"], moving.now.row.found
-    assert wrong_rows(moving) == {5, 6, 9, 200}
+    assert wrong_rows(moving) == {5, 6, 9, 60, 200}
+
+
+def test_rows_that_share_one_text_have_its_vector(table: Table) -> None:
+    """Their pairs make no map."""
+    table.execute("UPDATE {} SET body = 'always the same'")
+    moving = plan(table)
+    moving.do("run")
+    assert (moving.state, wrong_rows(moving)) == ("filled", set())
+
+
+@pytest.mark.parametrize(("anchors", "most"), [(2, 8), (ROWS, 6)])
+def test_texts_are_sent_in_parts_of_the_limit(
+    table: Table, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch, anchors: int, most: int
+) -> None:
+    """Two anchors, and the first page 2 s later; or the first of many anchors."""
+    monkeypatch.setattr(from_store, "USUAL_SIZE", anchors)
+    moving = plan(table, texts_per_minute=60.0)
+    endpoint.seen.clear()
+    thread = threading.Thread(target=moving.do, args=("run",))
+    thread.start()
+    until(lambda: len(endpoint.texts) > min(anchors, most - 1))
+    time.sleep(0.5)
+    sent = len(endpoint.texts)
+    migrations.pause(table.services, CONTEXT, moving.id)
+    thread.join()
+    assert sent <= most
+
+
+def test_texts_of_several_batches_of_changes_are_embedded_at_once(
+    table: Table, endpoint: FakeEndpoint
+) -> None:
+    create_remote(table.services, endpoint, "wide", batch=128)
+    moving = plan(table, target="wide", batch=400)
+    moving.do("run")
+    table.execute("UPDATE {} SET body = 'new ' || body WHERE id <> 9")
+    all_at_once = threading.Barrier(3)
+
+    def answer(handler: Any) -> None:
+        body = json.loads(handler.body())
+        all_at_once.wait(20)
+        handler.openai(body)
+
+    endpoint.behaviour = answer
+    assert sync.sync_all(table.services) == ROWS - 1
+    assert wrong_rows(moving) == {9}
+
+
+def test_a_client_that_holds_the_table_pauses_the_run_at_once(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.stores.pgvector.locks.LOCK_PATIENCE_S", 0.3)
+    moving = plan(table)
+    with table.connect() as client, client.transaction():
+        client.execute(f"UPDATE {table.table} SET body = body WHERE id = 1")  # noqa: S608
+        job = moving.queue("run")
+        moving.work()
+        assert (moving.state, moving.now.error["code"]) == ("paused", "store-unavailable")
+        assert again(table.services, job).finished_at is not None
+    moving.do("run")
+    assert (moving.state, wrong_rows(moving)) == ("filled", {9})
 
 
 def test_an_encoder_that_is_away_is_waited_for(table: Table, endpoint: FakeEndpoint) -> None:
