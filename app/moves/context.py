@@ -39,6 +39,9 @@ USUAL_BATCH = 4000
 #: longest time of one pass over the changes of clients
 DRAIN_S = 20.0
 
+#: captured writes that are applied in one transaction, which locks their rows
+CAPTURED_ROWS = 100
+
 #: clients who write all the time leave a few changes after each batch: such a batch is the last
 FEW_CHANGES = 20
 
@@ -207,33 +210,50 @@ class MigrationContext:
 
         switched  not where the store refused a cutover: no client sees the translated vectors
         """
-        seen = self.store.fetch(ids, "new" if after_cutover else "old")
-        if switched:
-            self.correct(seen, after_cutover=after_cutover)
-        elif not after_cutover and len(seen.ids):
-            made = self.make_new(seen.ids, seen.vectors)
-            self.migration.write(*made.usable(seen.ids), replace=True)
+        for first in range(0, len(ids), self.batch):
+            some = ids[first : first + self.batch]
+            seen = self.store.fetch(some, "new" if after_cutover else "old")
+            if switched:
+                self.correct(seen, after_cutover=after_cutover)
+            elif not after_cutover and len(seen.ids):
+                made = self.make_new(seen.ids, seen.vectors)
+                self.migration.write(*made.usable(seen.ids), replace=True)
 
     def drain(self, *, after_cutover: bool, switched: bool = False) -> Iterator[int]:
-        """Apply the changes that clients made, and yield the number of each batch.
+        """Apply the changes that clients made, and yield the number of each few batches.
 
         switched  some may have been made while clients saw a switch: they are corrected first
 
-        Ends with a batch of few changes, or after DRAIN_S: clients may write faster than they are
-        followed. What the store says wins over `after_cutover`: one of them may be restored from a
-        backup.
+        The texts of as many batches as the encoder takes requests at once are embedded before the
+        first of them is applied. Ends with few changes, or after DRAIN_S: clients may write faster
+        than they are followed. What the store says wins over `after_cutover`: one of them may be
+        restored from a backup.
         """
         if not isinstance(self.migration, Migration):
             return
-        ends = time.monotonic() + DRAIN_S
-        while len(changes := self.migration.changes(self.batch)):
-            side = after_cutover if changes.cut_over is None else changes.cut_over
-            if switched:
-                seen = Page(changes.ids, changes.vectors)
-                changes = replace(changes, vectors=self.correct(seen, after_cutover=side))
-            self._apply(changes, side)
-            yield len(changes)
-            if len(changes) < min(self.batch, FEW_CHANGES) or time.monotonic() >= ends:
+        ends, size, most = time.monotonic() + DRAIN_S, self.batch, self.batch
+        embedder = self.old if after_cutover else self.embedder
+        if self.store.capabilities.captures_writes:
+            size = min(self.batch, CAPTURED_ROWS)
+            most = min(self.batch, size * (embedder.requests_at_once if embedder else 1))
+        while len(changes := self.migration.changes(most)):
+            applied, total = 0, len(changes)
+            if total > size and embedder is not None:
+                texts = self.store.texts([*{*changes.ids}.difference(changes.same_text)])
+                embedder.embed(texts)  # which remembers their vectors
+                changes = self.migration.changes(size)
+            while len(changes):
+                side = after_cutover if changes.cut_over is None else changes.cut_over
+                if switched:
+                    seen = Page(changes.ids, changes.vectors)
+                    changes = replace(changes, vectors=self.correct(seen, after_cutover=side))
+                self._apply(changes, side)
+                applied += len(changes)
+                if applied >= total:
+                    break
+                changes = self.migration.changes(size)
+            yield applied
+            if applied < min(self.batch, FEW_CHANGES) or time.monotonic() >= ends:
                 return
 
     def _make(self, changes: Changes, after_cutover: bool) -> NewRows:

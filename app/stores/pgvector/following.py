@@ -367,7 +367,7 @@ class PgNewVectors(Migration):
             layout = load_layout(connection, self.location)
             if layout.moving is None:
                 return Changes([], np.zeros((0, self.dim), np.float32))
-            return Follower(layout).read_changes(min(limit, CAPTURED_ROWS))
+            return Follower(layout).read_changes(limit)
 
     def apply(self, changes: Changes, vectors: StoreVectors) -> None:
         with self._follow("to apply captured writes") as follower:
