@@ -61,7 +61,7 @@ OVER = {
     "app/encoders": 3_411,
     "app": 1_710,
     "app/maths": 6_863,
-    "app/moves": 3_617,
+    "app/moves": 3_678,
     "app/cli": 1_709,
     "app/openai": 726,
     "app/stores": 7_419,

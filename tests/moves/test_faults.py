@@ -129,33 +129,6 @@ def test_dropped_connections(begin: Callable[..., Moving]) -> None:
     assert complete(moving)
 
 
-def test_a_server_that_is_stopped_and_continued(
-    on_sqlite: Services, own_pgvector: PgvectorServer
-) -> None:
-    moving = begin_moving(on_sqlite, own_pgvector, rows_per_second=1500)
-    with running(moving):
-        own_pgvector.freeze()
-        before = moving.now.row.position["rows"]
-        quiet = threading.Event()
-        assert not quiet.wait(1.0)  # the worker waits for the store meanwhile
-        assert moving.now.row.position["rows"] <= before + 100
-        own_pgvector.thaw()
-    assert complete(moving)
-    on_sqlite.stores.close()
-
-
-def test_a_column_that_was_renamed_meanwhile(begin: Callable[..., Moving]) -> None:
-    moving = begin(rows_per_second=1500)
-    with running(moving):
-        moving.execute("ALTER TABLE {} RENAME COLUMN embedding TO other")
-    stopped(moving, "store-unsupported", "store-changed")  # before a page, or while it is read
-    kept = moving.now.row.position["rows"]
-    assert 200 <= kept < ROWS
-    moving.execute("ALTER TABLE {} RENAME COLUMN other TO embedding")
-    moving.do("run")
-    assert complete(moving)
-
-
 def test_what_a_migration_needs_cannot_be_deleted(filled: Moving) -> None:
     services = filled.services
     for delete, name in (

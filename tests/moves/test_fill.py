@@ -39,6 +39,7 @@ from app.search.service import search_store
 from app.stores.pgvector.store import PgvectorStore
 from app.stores.schemas import NewStore
 from app.stores.service import create_store
+from app.types import JobState
 from tests.encoders.models.remote.endpoints import (
     FakeEndpoint,
     allow_url,
@@ -390,9 +391,12 @@ def test_a_paused_run_loses_at_most_a_batch(table: Table, endpoint: FakeEndpoint
     thread.start()
     until(lambda: moving.now.progress["rows"] >= 80)
     assert moving.now.job.progress["spent"] > 0
+    assert moving.now.next == ["pause"]
     migrations.pause(table.services, CONTEXT, moving.id)
     thread.join()
-    assert moving.state == "paused"
+    assert (moving.state, moving.now.job.state) == ("paused", JobState.cancelled)
+    assert moving.now.next == ["run", "abandon"]
+    assert len(moving.new_vectors()) == moving.now.progress["rows"] < ROWS
     migrations.change_limits(table.services, CONTEXT, moving.id, {"rows_per_second": None})
     moving.do("run")
     assert wrong_rows(moving) == {9}

@@ -95,27 +95,6 @@ def test_writes_during_a_run_get_new_vectors_too(begin: Callable[..., Moving]) -
     assert np.allclose(made, expected(moving, wanted[kept]), atol=1e-5)
 
 
-def test_a_paused_run_continues_where_it_stopped(begin: Callable[..., Moving]) -> None:
-    moving = begin(rows_per_second=2000)
-    job = moving.queue("run")
-    worker = threading.Thread(target=moving.work)
-    worker.start()
-    until(lambda: moving.now.row.position.get("rows", 0) >= 200)
-    assert moving.now.next == ["pause"]
-    migrations.pause(moving.services, CONTEXT, moving.id)
-    worker.join(60)
-    assert again(moving.services, job).state == JobState.cancelled
-    assert moving.state == "paused"
-    assert moving.now.next == ["run", "abandon"]
-    stopped = moving.now.row.position["rows"]
-    assert 200 <= stopped < ROWS
-    assert len(moving.new_vectors()) == stopped
-    moving.do("run")
-    assert moving.state == "filled"
-    assert moving.now.row.position["rows"] == ROWS
-    assert same(moving, old_vectors(ROWS))
-
-
 def test_a_run_that_the_queue_cancelled_between_two_attempts_is_paused(moving: Moving) -> None:
     """As after a pause while the store does not answer: the attempt ends, and no other begins."""
     job = moving.queue("run")

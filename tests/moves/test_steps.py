@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -124,22 +123,6 @@ def test_a_cutover_needs_a_verification_that_passed(filled: Moving) -> None:
 def test_another_project_finds_no_migration(verified: Moving) -> None:
     with pytest.raises(NotFound):
         steps.take_step(verified.services, RequestContext("other"), verified.id, "cutover")
-
-
-def test_two_cutovers_at_once_do_one_thing(verified: Moving) -> None:
-    together = threading.Barrier(2)
-
-    def cut_over(_: int) -> str:
-        together.wait(30)
-        try:
-            return take(verified, "cutover").row.state
-        except AnchorageError as error:
-            return error.code
-
-    with ThreadPoolExecutor(2) as pool:
-        assert sorted(pool.map(cut_over, range(2))) == ["cut-over", "wrong-state"]
-    assert sees(verified, NEW_DIM)
-    assert audited(verified).count("cutover") == 1
 
 
 BEFORE = {"cutover": [], "rollback": ["cutover"], "finish": ["cutover"], "abandon": []}
