@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from app.cli import INTERRUPTED
+from app.cli.layouts import LAYOUTS, fill_in
 from app.cli.output import AsJson, print_json, print_rows, warn
 from app.cli.service import DEFAULT_URL, Url, connect
 from app.cli.sources import Source, find_target
@@ -81,6 +82,13 @@ def migrate(
     cutover: Annotated[bool, typer.Option("--cutover", help="Cut over at the end.")] = False,
     table: Annotated[Text, typer.Option("--table", "--collection", help="At the address.")] = None,
     kind: Annotated[Text, typer.Option(help="The kind of a folder or file.")] = None,
+    layout: Annotated[
+        Text, typer.Option(help=f"The framework that made the table: {', '.join(LAYOUTS)}.")
+    ] = None,
+    name: Annotated[Text, typer.Option(help="Of a collection, where a table has several.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="COLUMN=VALUE of the rows that are the store's.")
+    ] = None,
     text_field: TextField = None,
     vector_field: VectorField = None,
     only_plan: Annotated[bool, typer.Option("--plan", help="Only plan.")] = False,
@@ -101,9 +109,13 @@ def migrate(
         "concurrency": concurrency,
     }
     place = None
+    fields: dict[str, Any] = {"text_field": text_field, "vector_field": vector_field}
+    if layout is not None:
+        table, fields = fill_in(layout, source, table, name)
+    if where:
+        fields["options"] = {"where": dict(each.split("=", 1) for each in where)}
     if table is not None:
-        fields = {"text_field": text_field, "vector_field": vector_field}
-        place = Source(source, kind, table, **fields)
+        place = Source(source, kind, table, name, **fields)
     elif "://" in source:
         raise typer.BadParameter("Pass --table with the name of the table or collection.")
     with connect(url) as client, ExitStack() as undo:  # what a failure takes back
@@ -132,6 +144,8 @@ def migrate(
                 warn("Nothing was written.")
                 raise typer.Exit(1)
         undo.pop_all()
+        if layout is not None:
+            warn(f"With the cutover: {LAYOUTS[layout].after}")
         if only_plan:
             warn(f"Nothing is written to the store. To begin: anchorage migrate {store}")
         else:

@@ -26,10 +26,12 @@ SCHEMES = {"postgresql": "pgvector", "postgres": "pgvector", "http": "qdrant", "
 class Source:
     """The address of a store, and the name and the place that it gets in the service."""
 
-    def __init__(self, address: str, kind: str | None, collection: str, **fields: Any) -> None:
+    def __init__(
+        self, address: str, kind: str | None, collection: str, name: str | None, **fields: Any
+    ) -> None:
         """Raises typer.BadParameter for a kind that is not known."""
         self.address = address if "://" in address else str(Path(address).resolve())
-        self.store = _name(collection.rpartition(".")[2])
+        self.store = _name(name or collection.rpartition(".")[2])
         self.settings = read_settings()
         entries = {name: entry.url for name, entry in self.settings.stores.items()}
         # The name of an address that the settings do not list stands for this address alone.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import LiteralString
 
 from app.errors import StoreChanged, StoreRefused, StoreUnsupported
+from app.stores.pgvector.indexes import EXPRESSION, search_index
 from app.stores.pgvector.second_table import TRIGGERS
 from app.stores.pgvector.tables import PgLayout
 from app.stores.port import StoreLocation, StoreNote
@@ -77,7 +78,8 @@ UNION ALL SELECT DISTINCT 'dependent', CASE WHEN v.oid IS NULL OR r.rulename <> 
     WHEN 'pg_class'::regclass THEN d.objsubid = 0 AND EXISTS (SELECT FROM pg_class c
       WHERE c.oid = d.objid AND (c.relkind IN ('t', 'S') OR c.relkind = 'i'
       AND NOT (d.refobjsubid = t.attnum AND EXISTS (SELECT FROM pg_index i
-        WHERE i.indexrelid = c.oid AND i.indexprs IS NOT NULL))))
+        WHERE i.indexrelid = c.oid AND i.indexprs IS NOT NULL AND (i.indnkeyatts > 1
+          OR pg_get_indexdef(c.oid, 1, true) !~ %(expression)s)))))
     WHEN 'pg_rewrite'::regclass THEN r.rulename = '_RETURN' AND v.relkind = 'v'
       AND v.relpersistence <> 't' AND pg_has_role(v.relowner, 'USAGE')
       AND NOT (d.refobjsubid = t.attnum AND EXISTS (SELECT FROM pg_attribute a
@@ -100,12 +102,13 @@ FROM pg_constraint WHERE conrelid = %(oid)s AND contype IN ('c', 'n')
 UNION ALL SELECT 'storage', array_to_string(reloptions, ' ') FROM pg_class WHERE oid = %(oid)s"""
 
 #: most dimensions that hnsw and ivfflat index
-INDEXED_DIM = {"vector": 2000, "halfvec": 4000}
+INDEXED_DIM = {"vector": 2000, "halfvec": 4000, "bit": 64000}
 
 
 def find_obstacles(layout: PgLayout) -> list[StoreNote]:
     """Return what forbids a migration of this table."""
     values = {"oid": layout.seen.oid, "column": layout.seen.vectors.name}
+    values["expression"] = f"^{EXPRESSION.pattern}$"
     rows = layout.connection.execute(_OBSTACLES, values).fetchall()
     return list(dict.fromkeys(StoreNote(*row) for row in rows))
 
@@ -119,15 +122,19 @@ def require_no_obstacles(layout: PgLayout) -> None:
 def new_type(layout: PgLayout, location: StoreLocation, dim: int) -> str:
     """Return the type of the new vectors. Raises StoreUnsupported if it cannot have the index."""
     type_name = str(location.options.get("type", layout.seen.vectors.type_name))
-    if type_name not in INDEXED_DIM:
+    if type_name not in ("vector", "halfvec"):
         raise StoreUnsupported("The option `type` is `vector` or `halfvec`.", field="options")
-    if layout.seen.index_metric() is not None and dim > INDEXED_DIM[type_name]:
+    index = search_index(layout.seen)
+    if index is None:
+        return type_name
+    held = type_name if index.expression is None else index.type_text.partition("(")[0]
+    if dim > INDEXED_DIM[held]:
         advice = "Set the store's option `type` to `halfvec`, which can have 4000."
         if dim > INDEXED_DIM["halfvec"]:
-            advice = "Name a target of at most 4000, or drop the index for the migration."
+            advice = "Name a target of at most 4000, or index `binary_quantize` of the column."
         raise StoreUnsupported(
-            f"pgvector indexes at most {INDEXED_DIM[type_name]} dimensions of {type_name}; the "
-            f"new vectors have {dim}. {advice}",
+            f"pgvector indexes at most {INDEXED_DIM[held]} dimensions of {held}; the new vectors "
+            f"have {dim}. {advice}",
             field="options",
         )
     return type_name
@@ -142,7 +149,7 @@ def require_same(layout: PgLayout, tag: str, dim: int) -> None:
             "removes it."
         )
     prepared = layout.table("new").dim
-    if prepared != dim:
+    if prepared not in (dim, None):
         raise StoreChanged(
             f"The migration was prepared for {prepared} dimensions, not for {dim}. Abandon it "
             "first."
@@ -179,6 +186,8 @@ def require_capture(layout: PgLayout) -> None:
 
 def require_same_tables(layout: PgLayout) -> None:
     """Raises StoreChanged and StoreUnsupported for what a switch would undo or not move."""
+    if layout.seen.selected is not None:  # the switch changes vectors, not tables
+        return
     seen, other = (
         dict(
             layout.connection.execute(

@@ -7,7 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
@@ -15,6 +15,7 @@ from pgvector.psycopg import register_vector
 from psycopg import sql
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
 
 from app.errors import (
     AnchorageError,
@@ -43,14 +44,18 @@ GONE: dict[str, Any] = {
 #: most connections of one store
 MAX_CONNECTIONS = 4
 
-#: makes the text of values, and with it the checksum, the same in every session
-SESSION = (
-    "SELECT set_config('TimeZone', 'UTC', false), set_config('DateStyle', 'ISO', false), "
-    "set_config('IntervalStyle', 'postgres', false), set_config('bytea_output', 'hex', false), "
-    "set_config('extra_float_digits', '1', false), set_config('row_security', 'off', false), "
-    "set_config('statement_timeout', %s, false), set_config('search_path', "
-    "concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(n.nspname)), false), "
-    "n.nspname, e.extversion, "
+#: settings of each transaction: the text of values, and with it the checksum, is always the same.
+#: None outlives its transaction: a pooler lends the session to another client next
+SETTINGS: LiteralString = (
+    "SELECT set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO', true), "
+    "set_config('IntervalStyle', 'postgres', true), set_config('bytea_output', 'hex', true), "
+    "set_config('extra_float_digits', '1', true), set_config('row_security', 'off', true), "
+    "set_config('statement_timeout', {limit}, true), set_config('search_path', "
+    "concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident({extension})), true)"
+)
+
+_SERVER = (
+    "SELECT n.nspname, e.extversion, "
     "(SELECT setting::int FROM pg_settings WHERE name = 'deadlock_timeout') "
     "FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
 )
@@ -82,6 +87,19 @@ class StoreConnection(psycopg.Connection[Any]):
     deadlock_ms: int
     version: tuple[int, ...]
     long: bool = False
+
+    @contextmanager
+    def transaction(self, *arguments: Any, **options: Any) -> Iterator[psycopg.Transaction]:
+        """Begin a transaction with SETTINGS, or a savepoint within one."""
+        is_outermost = self.info.transaction_status == TransactionStatus.IDLE
+        with super().transaction(*arguments, **options) as begun:
+            if is_outermost:
+                self.run(
+                    SETTINGS,
+                    limit=sql.Literal("0" if self.long else f"{SHORT_STATEMENT_S}s"),
+                    extension=sql.Literal(self.extension),
+                )
+            yield begun
 
     def run(
         self,
@@ -128,11 +146,14 @@ class PgConnections:
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
     @contextmanager
-    def use(self, action: str, *, long: bool = False) -> Iterator[StoreConnection]:
-        """Lend a connection in autocommit mode, and raise its faults as errors of stores.
+    def use(
+        self, action: str, *, long: bool = False, whole: bool = True
+    ) -> Iterator[StoreConnection]:
+        """Lend a connection in a transaction, and raise its faults as errors of stores.
 
         action  what the block does, as "to read rows"
         long    statements may take longer than SHORT_STATEMENT_S
+        whole   false: the block begins its own transactions
         """
         if not self._places.acquire(timeout=SHORT_STATEMENT_S):
             raise StoreUnavailable("All connections to the store are busy. Try again later.")
@@ -140,11 +161,8 @@ class PgConnections:
         try:
             connection = _usable(idle) or self._connect()
             connection.long = long
-            if long:
-                connection.execute("SET statement_timeout = 0")
-            yield connection
-            if long:
-                connection.execute(f"SET statement_timeout = '{SHORT_STATEMENT_S}s'")
+            with connection.transaction() if whole else nullcontext():
+                yield connection
             idle.append(connection)
         except BaseException as error:
             if connection is not None:
@@ -179,14 +197,14 @@ class PgConnections:
             **GONE,
         )
         try:
-            row = connection.execute(SESSION, [f"{SHORT_STATEMENT_S}s"]).fetchone()
+            row = connection.execute(_SERVER).fetchone()
             if row is None:
                 raise StoreUnsupported(
                     "The database has no extension `vector`. Ask its operator for CREATE "
                     "EXTENSION vector.",
                     field="address",
                 )
-            *_, connection.extension, version, connection.deadlock_ms = row
+            connection.extension, version, connection.deadlock_ms = row
             connection.version = tuple(int(part) for part in version.split(".")[:2])
             register_vector(connection)
         except BaseException:

@@ -55,7 +55,8 @@ class Follower:
         empty = other.zero if other.vectors.not_null else sql.SQL("NULL")
         names: dict[str, str | sql.Composable] = {
             "other": other.identifier,
-            "seen": layout.seen.identifier,
+            "seen": layout.seen.rows,
+            "table": layout.seen.identifier,
             "queue": layout.queue,
             "key": other.key.name,
             "column": other.vectors.name,
@@ -111,7 +112,7 @@ class Follower:
             "WITH kept AS (SELECT r.{key} AS key, i.vector FROM {seen} r JOIN "
             "unnest(%(ids)s::{type}[], %(vectors)b::{visible}[], %(old)b::{visible}[]) "
             "i(key, vector, old) ON i.key = r.{key} AND r.{column} OPERATOR({schema}.=) i.old "
-            "FOR NO KEY UPDATE OF r SKIP LOCKED) UPDATE {seen} v SET {column} = k.vector "
+            "FOR NO KEY UPDATE OF r SKIP LOCKED) UPDATE {table} v SET {column} = k.vector "
             "FROM kept k WHERE k.key = v.{key} RETURNING {chosen}",
             values,
             visible=table.vector_type,
@@ -177,6 +178,20 @@ class Follower:
         )
         self._copy("{empty}", tail, {}, replace=False)
 
+    def exchange(self) -> None:
+        """Exchange the vectors of both tables. Rows without another one get an empty one."""
+        empty = sql.SQL("NULL")
+        if self.layout.seen.vectors.not_null:
+            empty = self.layout.other.zero
+        self._run(
+            "WITH before AS MATERIALIZED (SELECT s.{key} AS key, s.{column} AS vector "
+            "FROM {seen} s JOIN {other} o ON o.{key} = s.{key}), "
+            "changed AS (UPDATE {table} t SET {column} = coalesce(o.{column}, {blank}) "
+            "FROM before b JOIN {other} o ON o.{key} = b.key WHERE t.{key} = b.key) "
+            "UPDATE {other} o SET {column} = b.vector FROM before b WHERE o.{key} = b.key",
+            blank=empty,
+        )
+
     def queue_different(self) -> int | None:
         """Queue each row of the other table that differs, although no change of it waits.
 
@@ -185,7 +200,9 @@ class Follower:
         if self._run("SELECT FROM {queue} WHERE key IS NULL LIMIT 1").rowcount:
             return None
         seen = self.layout.seen
-        names = [seen.key.name, *seen.payload]
+        copied = {each.name for each in self.layout.other.columns}
+        names = [each for each in (seen.key.name, *seen.payload) if each in copied]
+        texts = differing_texts(seen, "s", "o") if seen.selected is None else []
         row_s, row_o = (
             sql.SQL(", ").join(sql.Identifier(table, name) for name in names) for table in "so"
         )
@@ -196,7 +213,7 @@ class Follower:
             "AND o.{key} NOT IN (SELECT key FROM {queue} WHERE key IS NOT NULL)",
             row_s=row_s,
             row_o=row_o,
-            differ=sql.SQL(" OR ").join([sql.SQL("false"), *differing_texts(seen, "s", "o")]),
+            differ=sql.SQL(" OR ").join([sql.SQL("false"), *texts]),
         ).rowcount
 
     def delete_waiting(self) -> None:
@@ -304,17 +321,19 @@ class PgNewVectors(Migration):
         layout = load_layout(connection, self.location)  # as another process left it
         if layout.moving is None:
             self._require_no_traces(connection)
-            require_no_obstacles(layout)
             # Refused by the server where row security hides rows from the role.
             connection.run("SELECT FROM {} LIMIT 0", layout.seen.identifier)
-            type_name = new_type(layout, self.location, self.dim)
+            self._create_second(layout)
             state = PgState(self.tag, "prepared", layout.seen.name)
             layout = replace(layout, moving=state)
-            create_second(layout.seen, self.tag, type_name, self.dim)
             create_queue(layout)
             start_capture(layout.seen, self.tag)
             save_state(layout, state)
         self._load(connection)
+
+    def _create_second(self, layout: PgLayout) -> None:
+        require_no_obstacles(layout)
+        create_second(layout.seen, self.tag, new_type(layout, self.location, self.dim), self.dim)
 
     def write(
         self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
@@ -358,7 +377,8 @@ class PgNewVectors(Migration):
             connection.run("ANALYZE {}", self._load(connection).other.identifier)
 
     def copy_indexes(self) -> None:
-        with self.connections.use("to build the indexes", long=True) as connection:
+        action = "to build the indexes"
+        with self.connections.use(action, long=True, whole=False) as connection:
             layout = self._load(connection)
             copy_indexes(layout, Follower(layout).delete_waiting)
 
@@ -391,7 +411,7 @@ class PgNewVectors(Migration):
 
     @contextmanager
     def _follow(self, action: str) -> Iterator[Follower]:
-        with self.connections.use(action, long=True) as connection, connection.transaction():
+        with self.connections.use(action, long=True) as connection:
             yield Follower(self._load(connection))
 
     def _load(self, connection: StoreConnection) -> PgLayout:

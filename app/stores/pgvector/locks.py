@@ -85,7 +85,7 @@ def run_locked(
     longest time that one attempt kept others waiting.
     """
     until, longest = time.monotonic() + LOCK_PATIENCE_S, 0.0
-    with connections.use(action) as connection:
+    with connections.use(action, whole=False) as connection:
         while True:
             began = time.monotonic()
             try:

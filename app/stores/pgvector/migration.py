@@ -215,13 +215,16 @@ class PgMigration(PgNewVectors):
         """Validate the foreign keys that a switch, which may have been killed, has added."""
         with (
             suppress(StoreChanged, StoreRefused, StoreUnsupported),  # of a table without a switch
-            self.connections.use("to validate foreign keys", long=True) as connection,
+            self.connections.use("to validate foreign keys", long=True, whole=False) as connection,
         ):
             layout = load_layout(connection, self.location)
             if layout.moving is None or layout.moving.phase == "prepared":
                 return
             for [statement] in connection.execute(_TO_VALIDATE, [layout.seen.oid]).fetchall():
-                with suppress(psycopg.errors.ForeignKeyViolation):  # a client's own, meanwhile
+                with (
+                    suppress(psycopg.errors.ForeignKeyViolation),  # a client's own, meanwhile
+                    connection.transaction(),
+                ):
                     connection.execute(statement.encode())
 
     def _remove(self, *, cut_over: bool) -> None:

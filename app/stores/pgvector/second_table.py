@@ -113,6 +113,20 @@ def create_second(first: PgTable, tag: str, type_name: str, dim: int) -> None:
     _build(key, second, tag)
 
 
+def create_keys(first: PgTable, tag: str) -> None:
+    """Create the table of the new vectors of some rows: their keys, and vectors of any size."""
+    new = replace(first, name=name_of(tag, "new")).identifier
+    first.connection.run(
+        "CREATE TABLE {} ({} {} PRIMARY KEY, {} {})",
+        new,
+        first.key.name,
+        sql.SQL(first.key.type_text),
+        first.vectors.name,
+        first.vector_type,
+    )
+    _make_private(first.connection, "TABLE", new, first.owner)
+
+
 def create_queue(layout: PgLayout) -> None:
     """Create the queue, and the function of the triggers, both of the table's owner.
 
@@ -178,6 +192,10 @@ def stop_capture(table: PgTable) -> None:
         table.connection.run("DROP TRIGGER IF EXISTS {} ON {}", name, table.identifier)
 
 
+#: the size of a cast of the vectors, in the expression of an index
+_SIZE = re.compile(r"(::(?:\w+\.)?(?:vector|halfvec|bit))\(\d+\)")
+
+
 @dataclass(frozen=True)
 class _Index:
     """tail: the definition from USING on; constraint: what makes one of it, if it is one."""
@@ -191,7 +209,7 @@ class _Index:
 
     def hidden(self, tag: str) -> str:
         """The name of the same index of the other table."""
-        tail = re.sub(r"\bhalfvec_(\w+_ops)\b", r"vector_\1", self.tail)
+        tail = re.sub(r"\bhalfvec_(\w+_ops)\b", r"vector_\1", _SIZE.sub(r"\1", self.tail))
         content = repr((self.name, tail, self.unique, self.constraint))
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         return name_of(tag, f"index_{digest}")
@@ -240,6 +258,8 @@ def _build(index: _Index, back: PgTable, tag: str) -> None:
     unique, tail = sql.SQL("UNIQUE" if index.unique else ""), index.tail
     if back.vectors.name in index.columns:
         tail = re.sub(r"\b(?:vector|halfvec)_(\w+_ops)\b", back.vectors.type_name + r"_\1", tail)
+    elif not index.plain:  # of an expression
+        tail = _SIZE.sub(rf"\1({back.dim})", tail)
     run("CREATE {} INDEX {} ON {} USING {}", unique, name, table, sql.SQL(tail))
     if index.constraint is not None:
         constraint = sql.SQL(index.constraint % name.as_string())

@@ -11,11 +11,14 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from app.errors import DimensionMismatch, InvalidFilter, InvalidOption, StoreUnsupported
+from app.errors import DimensionMismatch, InvalidOption, StoreUnsupported
 from app.stores.answers import MAX_TEXT
 from app.stores.common import rows_checksum
 from app.stores.pgvector.checks import find_obstacles, new_type
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
+from app.stores.pgvector.filtered import PgFilteredMigration
+from app.stores.pgvector.filters import where
+from app.stores.pgvector.indexes import SearchIndex, search_index
 from app.stores.pgvector.migration import PgMigration
 from app.stores.pgvector.tables import PgLayout, PgTable, load_layout, stack_vectors
 from app.stores.port import (
@@ -33,9 +36,9 @@ from app.stores.port import (
     StoreFacts,
     StoreId,
     StoreLocation,
+    StoreVectors,
     TextPage,
 )
-from app.types import is_unicode
 
 #: below this number of rows a sample reads all keys
 SMALL_TABLE = 20_000
@@ -46,6 +49,9 @@ ROWS_A_FETCH = 10_000
 #: the limits of hnsw.ef_search
 LEAST_EF, MAX_EF = 40, 1000
 
+#: longest comparison of all rows where the index has found too few
+FEW_ROWS_S = 5
+
 _DTYPES = {"vector": "float32", "halfvec": "float16"}
 
 _DISTANCES: dict[Metric, sql.SQL] = {
@@ -53,70 +59,6 @@ _DISTANCES: dict[Metric, sql.SQL] = {
     "dot": sql.SQL("<#>"),
     "euclidean": sql.SQL("<->"),
 }
-
-_COMPARISONS = {
-    "$eq": "=",
-    "$ne": "<>",
-    "$gt": ">",
-    "$gte": ">=",
-    "$lt": "<",
-    "$lte": "<=",
-    "$contains": "@>",
-}
-
-
-def where(filter: Any, rows: PgTable) -> tuple[sql.Composable, list[Any]]:
-    """Return a condition on `rows`, whose alias is `v`, and its parameters.
-
-    filter  {column: value}, {column: [any of these]}, {column: null} or {column: {"$gt": value}};
-            the operators are $eq, $ne, $gt, $gte, $lt, $lte, $in and $contains. All must hold.
-    """
-    if not isinstance(filter, Mapping):
-        raise InvalidFilter(
-            'A filter is an object of columns, as {"year": {"$gte": 2020}}.', field="filter"
-        )
-    types = {each.name: each.type_text for each in rows.columns}
-    terms: list[sql.Composable] = [sql.SQL("TRUE")]
-    values: list[Any] = []
-    for name, condition in filter.items():
-        if name not in types:
-            raise InvalidFilter(
-                f"The table has no column `{name}`. It has {', '.join(types)}.", field="filter"
-            )
-        if not isinstance(condition, Mapping):
-            condition = {"$in" if isinstance(condition, list) else "$eq": condition}
-        for operator, value in condition.items():
-            term, more = _term(sql.Identifier("v", name), types[name], operator, value)
-            terms.append(term)
-            values += more
-    return sql.SQL(" AND ").join(terms), values
-
-
-def _term(
-    column: sql.Identifier, type_text: str, operator: str, value: Any
-) -> tuple[sql.Composable, list[Any]]:
-    kind = sql.SQL(type_text)  # the catalogue writes it
-    if operator == "$in" and isinstance(value, list):
-        texts = [_text(each) for each in value if each is not None]
-        term = sql.SQL("{} = ANY(CAST(%s AS {}[]))").format(column, kind)
-        if None in value:
-            term = sql.SQL("({} OR {} IS NULL)").format(term, column)
-        return term, [texts]
-    if operator not in _COMPARISONS or operator == "$in":
-        raise InvalidFilter(
-            f"`{operator}` is no operator of filters, or its value has the wrong form. The "
-            f"operators are {', '.join(_COMPARISONS)} and $in with a list.",
-            field="filter",
-        )
-    if value is None:
-        negated = {"$eq": "IS NULL", "$ne": "IS NOT NULL"}.get(operator)
-        if negated is None:
-            raise InvalidFilter(f"`{operator}` does not apply to null.", field="filter")
-        return sql.SQL("{} {}").format(column, sql.SQL(negated)), []
-    sign = sql.SQL(_COMPARISONS[operator])
-    if operator == "$contains":
-        return sql.SQL("to_jsonb({}) @> CAST(%s AS jsonb)").format(column), [json.dumps(value)]
-    return sql.SQL("{} {} CAST(%s AS {})").format(column, sign, kind), [_text(value)]
 
 
 def text_columns(table: PgTable, fields: Sequence[str], row: str) -> list[sql.Composable]:
@@ -131,20 +73,6 @@ def text_columns(table: PgTable, fields: Sequence[str], row: str) -> list[sql.Co
             )
     cut = sql.SQL("left({}::text, {})")
     return [cut.format(sql.Identifier(row, each), MAX_TEXT) for each in fields]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if not isinstance(value, str):
-        return json.dumps(value)
-    if "\0" in value or not is_unicode(value):
-        raise InvalidFilter(
-            "A text of the filter contains the character U+0000 or half of a character, which "
-            "PostgreSQL does not store. Send the text without it.",
-            field="filter",
-        )
-    return value
 
 
 class PgvectorStore(Store):
@@ -169,17 +97,18 @@ class PgvectorStore(Store):
             [(rows, size)] = layout.connection.run(
                 "SELECT count({}), (SELECT pg_total_relation_size(%s::oid)) FROM {}",
                 seen.vectors.name,
-                seen.identifier,
+                sql.SQL("{} v").format(seen.rows),
                 params=[seen.oid],
             ).fetchall()
-            metric = seen.index_metric()
-            notes = find_obstacles(layout)
+            index = search_index(seen)
+            seen.require_one_size()
+            notes = find_obstacles(layout) if seen.selected is None else []
             return StoreFacts(
                 rows=int(rows),
                 dim=seen.read_dim(),
-                metric=metric or "cosine",
+                metric="cosine" if index is None else index.metric,
                 dtype=_DTYPES[seen.vectors.type_name],
-                indexed=metric is not None,
+                indexed=index is not None,
                 can_migrate=not notes,
                 vector_bytes=int(size),
                 vector_field=seen.vectors.name,
@@ -206,7 +135,7 @@ class PgvectorStore(Store):
             query = sql.SQL("SELECT {}, {} FROM {} v WHERE {} IS NOT NULL {}").format(
                 table.selected_key,
                 sql.SQL(", ").join(text_columns(table, fields, "v")),
-                table.identifier,
+                table.rows,
                 sql.Identifier("v", table.vectors.name),
                 tail,
             )
@@ -225,7 +154,7 @@ class PgvectorStore(Store):
             [(rows, pages)] = layout.connection.execute(
                 "SELECT reltuples, greatest(relpages, 1) FROM pg_class WHERE oid = %s", [table.oid]
             ).fetchall()
-            if rows > max(SMALL_TABLE, 20 * count):
+            if rows > max(SMALL_TABLE, 20 * count) and table.selected is None:
                 percent = min(100.0, max(400.0 * count / rows, 100.0 * count / pages))
                 some = sql.SQL("TABLESAMPLE SYSTEM ({}) REPEATABLE ({})").format(percent, seed)
                 page = table.read_page(tail, [seed, count], some)
@@ -245,10 +174,7 @@ class PgvectorStore(Store):
 
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         # Without an index PostgreSQL may be silent for longer than it is in other searches.
-        with (
-            self._open("to search", long=wanted.exact) as layout,
-            layout.connection.transaction(),
-        ):
+        with self._open("to search", long=wanted.exact) as layout:
             place = layout.table(wanted.side)
             dim = place.read_dim()
             if wanted.queries.shape[1:] != (dim,):
@@ -258,55 +184,79 @@ class PgvectorStore(Store):
                     "holds.",
                     field="vectors",
                 )
-            metric = layout.seen.index_metric() or "cosine"
+            index = search_index(layout.seen)
+            metric = "cosine" if index is None else index.metric
             return [
                 self._hits(layout, wanted, metric, rows)
-                for rows in self._nearest(place, wanted, metric)
+                for rows in self._nearest(layout, wanted, index, metric)
             ]
 
-    def _nearest(self, place: PgTable, wanted: Search, metric: Metric) -> list[list[Any]]:
+    def _nearest(
+        self, layout: PgLayout, wanted: Search, index: SearchIndex | None, metric: Metric
+    ) -> list[list[Any]]:
         """Return key, distance and perhaps vector of the nearest rows of each query.
 
-        It sets options of the transaction.
+        Where the index finds fewer than k, all rows are compared: a filter may match rows that are
+        far from the query. It sets options of the transaction.
         """
-        connection = place.connection
+        connection, place = layout.connection, layout.table(wanted.side)
         column = sql.Identifier("v", place.vectors.name)
-        condition, values = where(wanted.filter or {}, place)
-        statement = sql.SQL(
-            "SELECT {key}, {column} {operator} %s::{type} AS distance, {vector} FROM {table} v "
-            "WHERE {column} IS NOT NULL AND {condition} "
-            "ORDER BY {column} {operator} %s::{type} LIMIT %s"
-        ).format(
-            key=place.selected_key,
-            column=column,
-            operator=_DISTANCES[metric],
-            type=place.vector_type,
-            vector=column if wanted.vectors else sql.SQL("NULL"),
-            table=place.identifier,
-            condition=condition,
-        )
-        settings = {"enable_indexscan": "off", "statement_timeout": f"{SHORT_STATEMENT_S}s"}
-        if not wanted.exact:
-            settings = self._index_settings(connection, wanted)
-        for name, value in ({"row_security": "on"} | settings).items():
-            connection.execute("SELECT set_config(%s, %s, true)", [name, value])
-        answers = []
-        for query in wanted.queries.astype(np.float32):
+        condition, values = where(wanted.filter or {}, layout.seen)
+        of_column = SearchIndex(metric, "")
+        near = of_column.distance(place, _DISTANCES[metric])
+
+        def ask(query: StoreVectors, order: SearchIndex) -> list[Any]:
+            statement = sql.SQL(
+                "SELECT {key}, {near} AS distance, {vector} FROM {table} v "
+                "WHERE {column} IS NOT NULL AND {condition} ORDER BY {order} LIMIT %s"
+            ).format(
+                key=place.selected_key,
+                near=near,
+                column=column,
+                vector=column if wanted.vectors else sql.SQL("NULL"),
+                table=place.rows,
+                condition=condition,
+                order=order.distance(place, _DISTANCES[metric]),
+            )
+            limit = order.rows_for(wanted.k)
             cursor = connection.cursor(binary=True)
-            try:
-                rows = cursor.execute(statement, [query, *values, query, wanted.k]).fetchall()
-            except psycopg.errors.QueryCanceled:
-                if not wanted.exact:
-                    raise
-                raise StoreUnsupported(
-                    f"An exact search of this table takes more than {SHORT_STATEMENT_S} s.",
-                    field="exact",
-                ) from None
-            answers.append(sorted(rows, key=lambda row: float(row[1])))
-        connection.execute("SELECT set_config('enable_indexscan', 'on', true)")
+            rows = cursor.execute(statement, [query, *values, query, limit]).fetchall()
+            return sorted(rows, key=lambda row: float(row[1]))[: wanted.k]
+
+        answers = []
+        settings = {"row_security": "on"} | self._index_settings(connection, wanted, index)
+        for query in wanted.queries.astype(np.float32):
+            rows: list[Any] = []
+            if not wanted.exact:
+                self._set(connection, settings)
+                rows = ask(query, index or of_column)
+            if wanted.exact or (index is not None and len(rows) < wanted.k):
+                limit = SHORT_STATEMENT_S if wanted.exact else FEW_ROWS_S
+                all_rows = {"enable_indexscan": "off", "statement_timeout": f"{limit}s"}
+                try:
+                    with connection.transaction():
+                        self._set(connection, settings | all_rows)
+                        rows = ask(query, of_column)
+                except psycopg.errors.QueryCanceled:
+                    if wanted.exact:
+                        raise StoreUnsupported(
+                            f"An exact search of this table takes more than {SHORT_STATEMENT_S} s.",
+                            field="exact",
+                        ) from None
+            answers.append(rows)
+        self._set(connection, {"enable_indexscan": "on"})
         return answers
 
-    def _index_settings(self, connection: StoreConnection, wanted: Search) -> dict[str, str]:
+    @staticmethod
+    def _set(connection: StoreConnection, settings: Mapping[str, str]) -> None:
+        """Change settings until the transaction ends."""
+        template = sql.SQL("set_config({}, {}, true)")
+        terms = [template.format(name, value) for name, value in settings.items()]
+        connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(terms)))
+
+    def _index_settings(
+        self, connection: StoreConnection, wanted: Search, index: SearchIndex | None
+    ) -> dict[str, str]:
         """Return pgvector's settings of a search that uses an index."""
         options = self.location.options
         ef, probes = str(options.get("ef_search", LEAST_EF)), str(options.get("probes", 10))
@@ -317,11 +267,15 @@ class PgvectorStore(Store):
                 "`ef_search` is a number from 1 to 1000, and `probes` one from 1 to 32768.",
                 field="options",
             )
+        rows = wanted.k if index is None else index.rows_for(wanted.k)
         settings = {
-            "hnsw.ef_search": str(max(int(ef), min(wanted.k, MAX_EF))),
+            "enable_indexscan": "on",
+            "hnsw.ef_search": str(max(int(ef), min(rows, MAX_EF))),
             "ivfflat.probes": probes,
         }
-        scan = options.get("iterative_scan", bool(wanted.filter) or wanted.k > MAX_EF)
+        scan = options.get(
+            "iterative_scan", bool(wanted.filter or options.get("where")) or rows > MAX_EF
+        )
         if scan and connection.version >= (0, 8):
             settings["hnsw.iterative_scan"] = "strict_order"
             settings["ivfflat.iterative_scan"] = "relaxed_order"
@@ -351,7 +305,7 @@ class PgvectorStore(Store):
             ).format(
                 repr(names),
                 sql.SQL(", ").join(sql.Identifier("t", name) for name in names),
-                layout.seen.identifier,
+                layout.seen.rows,
             )
 
             def pages() -> Iterator[list[int]]:
@@ -359,12 +313,13 @@ class PgvectorStore(Store):
                     yield [(first << 64) + second for first, second in rows]
 
             reading = layout.connection.cursor("anchorage_checksum", binary=True)
-            with layout.connection.transaction(), reading as cursor:
+            with reading as cursor:
                 cursor.execute(query)
                 return rows_checksum(pages(), hear)
 
     def migration(self, tag: str, dim: int) -> Migration:
-        return PgMigration(self.connections, self.location, tag, dim)
+        made = PgFilteredMigration if self.location.options.get("where") else PgMigration
+        return made(self.connections, self.location, tag, dim)
 
     def close(self) -> None:
         self.connections.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -22,7 +22,8 @@ from app.errors import DimensionMismatch, StoreChanged, StoreRefused, StoreUnsup
 from app.stores.answers import MAX_ANSWER_BYTES, MAX_CONTENT_BYTES
 from app.stores.common import did_you_mean
 from app.stores.pgvector.connections import StoreConnection
-from app.stores.port import Cursor, Metric, Page, Side, StoreId, StoreLocation, StoreVectors
+from app.stores.pgvector.filters import join_vectors, select_rows
+from app.stores.port import Cursor, Page, Side, StoreId, StoreLocation, StoreVectors
 from app.stores.text_templates import parse_template
 
 #: the type of a parameter, of an array of them, and of the keys in tables of ours, by the type of
@@ -32,8 +33,6 @@ _KEY_TYPES = {
     **dict.fromkeys(("text", "varchar"), "text"),
     "uuid": "uuid",
 }
-
-_METRIC_OF_OPERATORS: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
 
 _TABLE = """
 SELECT n.nspname, c.relname, pg_get_userbyid(c.relowner), c.relkind::text
@@ -47,13 +46,6 @@ SELECT a.attname, t.typname, t.typcategory::text, format_type(a.atttypid, a.attt
     AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL), 0)
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
-
-_INDEX_OPERATORS = """
-SELECT split_part(o.opcname, '_', 2) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-JOIN pg_am m ON m.oid = c.relam JOIN pg_opclass o ON o.oid = i.indclass[0]
-JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-WHERE i.indrelid = %s AND a.attname = %s AND m.amname IN ('hnsw', 'ivfflat') AND i.indisvalid
-ORDER BY i.indexrelid LIMIT 1"""
 
 #: tables that a client can name without their schema
 _VISIBLE = (
@@ -102,7 +94,8 @@ class PgColumn(NamedTuple):
 class PgTable:
     """A table with a key and a column of vectors, which a connection reads.
 
-    texts  names of the columns of which the text of a row is made
+    texts     names of the columns of which the text of a row is made
+    selected  the query of the rows that belong to the store; None: all
     """
 
     connection: StoreConnection
@@ -114,6 +107,12 @@ class PgTable:
     key: PgColumn
     vectors: PgColumn
     texts: Sequence[str] = ()
+    selected: sql.Composable | None = None
+
+    @property
+    def rows(self) -> sql.Composable:
+        """What a query reads rows from."""
+        return self.identifier if self.selected is None else self.selected
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -135,7 +134,9 @@ class PgTable:
     @property
     def zero(self) -> sql.Composed:
         """The vector of zeros, which a row without a new vector has in a NOT NULL column."""
-        return sql.SQL("array_fill(0::real, ARRAY[{}])::{}").format(self.dim, self.vector_type)
+        return sql.SQL("array_fill(0::real, ARRAY[{}])::{}").format(
+            self.read_dim(), self.vector_type
+        )
 
     @property
     def payload(self) -> list[str]:
@@ -161,20 +162,15 @@ class PgTable:
                 keys.append({"bigint": int, "text": str, "uuid": UUID}[self.key_type](each))
         return keys
 
-    def index_metric(self) -> Metric | None:
-        """Return the metric of the approximate index; None without an index."""
-        values = [self.oid, self.vectors.name]
-        row = self.connection.execute(_INDEX_OPERATORS, values).fetchone()
-        return None if row is None else _METRIC_OF_OPERATORS.get(row[0], "cosine")
-
     def read_dim(self) -> int:
-        """Return the dimensions: declared, or of the first vector."""
+        """Return the dimensions: declared, or of most of the first vectors."""
         if self.dim is not None:
             return self.dim
         row = self.connection.run(
-            "SELECT vector_dims({0}) FROM {1} WHERE {0} IS NOT NULL LIMIT 1",
+            "SELECT vector_dims(v) FROM (SELECT {0} AS v FROM {1} r WHERE {0} IS NOT NULL "
+            "LIMIT 100) first GROUP BY 1 ORDER BY count(*) DESC LIMIT 1",
             self.vectors.name,
-            self.identifier,
+            self.rows,
         ).fetchone()
         if row is None:
             raise StoreUnsupported(
@@ -183,6 +179,25 @@ class PgTable:
                 field="vector_field",
             )
         return int(row[0])
+
+    def require_one_size(self) -> None:
+        """Raises StoreUnsupported where a column that declares no dimension has several."""
+        if self.dim is not None:
+            return
+        found = self.connection.run(
+            "SELECT vector_dims({0}), count(*) FROM {1} r WHERE {0} IS NOT NULL GROUP BY 1 "
+            "ORDER BY 2 DESC LIMIT 10",
+            self.vectors.name,
+            self.rows,
+        ).fetchall()
+        if len(found) > 1:
+            sizes = ", ".join(f"{dim} ({rows} row{'s' * (rows > 1)})" for dim, rows in found)
+            raise StoreUnsupported(
+                f"The column `{self.vectors.name}` has vectors of several dimensions: {sizes}. "
+                "Name the rows of one model in the option `where`, by columns and values, as "
+                '{"collection_id": "..."}.',
+                field="options",
+            )
 
     def next_rows(self, cursor: Cursor | None, limit: int) -> tuple[sql.Composable, list[Any]]:
         """Return the end of a query of the next rows `v`, and its parameters."""
@@ -205,7 +220,7 @@ class PgTable:
         """
         column = sql.Identifier("v", self.vectors.name)
         query = sql.SQL("SELECT {}, {} FROM {} v {} WHERE {} IS NOT NULL {}").format(
-            self.selected_key, column, self.identifier, chosen, column, tail
+            self.selected_key, column, self.rows, chosen, column, tail
         )
         rows = self.connection.cursor(binary=True).execute(query, values).fetchall()
         vectors = stack_vectors([row[1] for row in rows], self.read_dim())
@@ -228,7 +243,7 @@ class PgTable:
             most=MAX_ANSWER_BYTES,
             key=sql.Identifier("r", self.key.name),
             value=value,
-            table=self.identifier,
+            table=self.rows,
             type=sql.SQL(self.key_type),
         )
         found: dict[str, str | None] = {}
@@ -361,7 +376,10 @@ def load_table(connection: StoreConnection, oid: int, location: StoreLocation) -
     vectors = _choose_vectors(name, columns, location.vector_field)
     fields = parse_template(location.text_field).fields if location.text_field else []
     texts = [each.name for each in columns if each.name in fields]
-    return PgTable(connection, oid, schema, name, owner, columns, key, vectors, texts)
+    table = PgTable(connection, oid, schema, name, owner, columns, key, vectors, texts)
+    if wanted := location.options.get("where"):
+        table = replace(table, selected=select_rows(table, wanted))
+    return table
 
 
 def _choose_key(table: str, columns: Sequence[PgColumn], wanted: str | None) -> PgColumn:
@@ -450,7 +468,11 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
             "Restore it; or `abandon` the migration if it is not cut over, and `finish` it if it "
             "is."
         )
-    return PgLayout(seen, load_table(connection, hidden, location), state)
+    whole = replace(location, options={**location.options, "where": None})
+    other = load_table(connection, hidden, whole)
+    if seen.selected is not None:
+        other = replace(other, selected=join_vectors(seen, other))
+    return PgLayout(seen, other, state)
 
 
 def states_of(connection: StoreConnection, schema: str) -> list[tuple[str, PgState]]:

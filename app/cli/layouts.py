@@ -1,0 +1,97 @@
+"""Tables that frameworks make: what `migrate --layout` fills in, and what is left to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table as a framework creates it.
+
+    table        its name; None: the framework names it
+    where        the column that keeps collections of one table apart
+    collections  a query of the value of `where` and the name of each collection
+    after        what must change in the application at the cutover
+    """
+
+    text_field: str
+    after: str
+    vector_field: str = "embedding"
+    table: str | None = None
+    where: str | None = None
+    collections: str | None = None
+
+
+#: as the projects create them; docs/how-to/pgvector.md names their versions
+LAYOUTS = {
+    "langchain": Layout(
+        "document",
+        "Give PGVector the new `embeddings` in the moment of the cutover. Do not pass "
+        "`embedding_length`.",
+        table="langchain_pg_embedding",
+        where="collection_id",
+        collections="SELECT uuid::text, name FROM langchain_pg_collection ORDER BY name",
+    ),
+    "llamaindex": Layout(
+        "text",
+        "Set `Settings.embed_model` and `embed_dim` of PGVectorStore in the moment of the cutover.",
+    ),
+    "open-webui": Layout(
+        "text",
+        "Choose the model in Admin Settings, Documents, in the moment of the cutover. "
+        "PGVECTOR_INITIALIZE_MAX_VECTOR_LENGTH must be the dimension of the new model.",
+        vector_field="vector",
+        table="document_chunk",
+    ),
+    "dify": Layout(
+        "text",
+        "Change `embedding_model` and `embedding_model_provider` of the row in Dify's table "
+        "`datasets`. Dify's own form would embed everything again.",
+    ),
+    "supabase": Layout(
+        "content",
+        "Functions with a size, as `match_documents(query_embedding vector(1536))`, need the new "
+        "one: create them again after the cutover.",
+        table="documents",
+    ),
+}
+
+
+def fill_in(
+    name: str, address: str, table: str | None, collection: str | None
+) -> tuple[str, dict[str, Any]]:
+    """Return the table and the fields of a framework's store. Raises typer.BadParameter."""
+    if name not in LAYOUTS:
+        raise typer.BadParameter(f"The layouts are {', '.join(LAYOUTS)}.")
+    layout = LAYOUTS[name]
+    if (table := table or layout.table) is None:
+        raise typer.BadParameter(f"{name} names its tables itself. Pass --table.")
+    fields: dict[str, Any] = {
+        "text_field": layout.text_field,
+        "vector_field": layout.vector_field,
+    }
+    if layout.collections is not None:
+        found = _collections(address, layout.collections)
+        if collection not in found:
+            raise typer.BadParameter(
+                "The table holds several collections. Pass --name with one of: "
+                f"{', '.join(found) or 'none is there'}."
+            )
+        fields["options"] = {"where": {layout.where: found[collection]}}
+    return table, fields
+
+
+def _collections(address: str, query: str) -> dict[str | None, str]:
+    """Return the value of each collection by its name. Raises typer.BadParameter."""
+    import psycopg
+
+    try:
+        with psycopg.connect(address, connect_timeout=10, prepare_threshold=None) as connection:
+            return {each: value for value, each in connection.execute(query).fetchall()}
+    except psycopg.Error as error:
+        reason = error.diag.message_primary or "the database cannot be reached"
+        raise typer.BadParameter(f"The collections cannot be listed: {reason}.") from None
