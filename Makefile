@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Tests create tables by these, which ask for older releases of pgvector and SQLAlchemy than they need.
+FRAMEWORKS := langchain-postgres==0.0.19 llama-index-vector-stores-postgres==0.9.0 asyncpg==0.32.0 psycopg2-binary==2.9.13
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench papers faults soak torture pack
 .PHONY: constraints release clean
@@ -20,6 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt clients/python/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,text,vision,onnx]" \
 		-e clients/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS)
 	@touch $@
 
 demo: $(INSTALLED) ## search an index of a retired model with a new one, and judge it (half a minute)

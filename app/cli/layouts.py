@@ -76,7 +76,7 @@ def fill_in(
     }
     if layout.collections is not None:
         found = _collections(address, layout.collections)
-        if collection not in found:
+        if collection is None or collection not in found:
             raise typer.BadParameter(
                 "The table holds several collections. Pass --name with one of: "
                 f"{', '.join(found) or 'none is there'}."
@@ -85,7 +85,7 @@ def fill_in(
     return table, fields
 
 
-def _collections(address: str, query: str) -> dict[str | None, str]:
+def _collections(address: str, query: str) -> dict[str, str]:
     """Return the value of each collection by its name. Raises typer.BadParameter."""
     import psycopg
 

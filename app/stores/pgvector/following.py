@@ -180,7 +180,7 @@ class Follower:
 
     def exchange(self) -> None:
         """Exchange the vectors of both tables. Rows without another one get an empty one."""
-        empty = sql.SQL("NULL")
+        empty: sql.Composable = sql.SQL("NULL")
         if self.layout.seen.vectors.not_null:
             empty = self.layout.other.zero
         self._run(
