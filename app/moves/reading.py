@@ -134,8 +134,8 @@ def require_migratable(facts: StoreFacts) -> None:
     if not facts.can_migrate:
         reasons = " ".join(note.detail for note in facts.notes)
         raise StoreUnsupported(
-            "This collection allows no way to keep new vectors next to the old ones. Search it "
-            f"with POST /stores/{{name}}/search, which writes nothing. {reasons}".rstrip(),
+            f"{reasons} Until then the collection can be searched, which writes nothing, and not "
+            "migrated.".lstrip(),
             field="store",
         )
 

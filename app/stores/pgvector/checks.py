@@ -19,7 +19,8 @@ WITH t AS (SELECT c.*, a.attnum, a.atttypid, y.typarray FROM pg_class c
 SELECT code, detail FROM t, LATERAL (VALUES
   ('partitioned', relkind = 'p' OR relispartition
     OR EXISTS (SELECT FROM pg_inherits WHERE t.oid IN (inhrelid, inhparent)),
-    'The table is partitioned or inherits. Migrate each partition as a store.'),
+    'The table is partitioned or inherits: its parts cannot have vectors of different sizes. '
+    'It can be searched. To migrate it, copy its rows into one table.'),
   ('column-grants', EXISTS (SELECT FROM pg_attribute WHERE attrelid = t.oid AND attacl IS NOT NULL),
     'Rights on single columns of the table are not copied. Grant them on the table, or revoke '
     'them.'),
@@ -53,11 +54,11 @@ SELECT code, detail FROM t, LATERAL (VALUES
     'SET STATISTICS -1, RESET (n_distinct)), and set them again after the migration.'))
   found(code, is_so, detail) WHERE is_so
 UNION ALL SELECT 'constraint', 'The constraint ' || quote_ident(k.conname) || ' is an exclusion, '
-  'is not validated, or belongs to a partitioned table or to another owner. Validate it, or drop '
-  'it for the migration.'
+  'has a period (WITHOUT OVERLAPS, PERIOD), is not validated, or belongs to a partitioned table or '
+  'to another owner. Validate it, or drop it for the migration.'
   FROM t JOIN pg_constraint k ON t.oid IN (k.conrelid, k.confrelid)
   JOIN pg_class r ON r.oid = k.conrelid
-  WHERE k.contype = 'x' OR NOT k.convalidated
+  WHERE k.contype = 'x' OR NOT k.convalidated OR to_jsonb(k) ->> 'conperiod' = 'true'
     OR k.contype = 'f' AND (r.relkind = 'p' OR NOT pg_has_role(r.relowner, 'USAGE'))
 UNION ALL SELECT DISTINCT 'dependent', CASE WHEN v.oid IS NULL OR r.rulename <> '_RETURN'
     THEN 'The ' || pg_describe_object(d.classid, d.objid, d.objsubid) ELSE 'The view '

@@ -47,7 +47,8 @@ MAX_CONNECTIONS = 4
 #: settings of each transaction: the text of values, and with it the checksum, is always the same.
 #: None outlives its transaction: a pooler lends the session to another client next
 SETTINGS: LiteralString = (
-    "SELECT set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO', true), "
+    "SELECT set_config('application_name', 'anchorage', true), "
+    "set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO', true), "
     "set_config('IntervalStyle', 'postgres', true), set_config('bytea_output', 'hex', true), "
     "set_config('extra_float_digits', '1', true), set_config('row_security', 'off', true), "
     "set_config('statement_timeout', {limit}, true), set_config('search_path', "
@@ -192,7 +193,6 @@ class PgConnections:
             self._url,
             autocommit=True,
             connect_timeout=CONNECT_S,
-            application_name="anchorage",
             prepare_threshold=None,
             **GONE,
         )

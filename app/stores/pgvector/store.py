@@ -19,6 +19,7 @@ from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, St
 from app.stores.pgvector.filtered import PgFilteredMigration
 from app.stores.pgvector.filters import where
 from app.stores.pgvector.indexes import SearchIndex, search_index
+from app.stores.pgvector.mentions import find_mentions
 from app.stores.pgvector.migration import PgMigration
 from app.stores.pgvector.tables import PgLayout, PgTable, load_layout, stack_vectors
 from app.stores.port import (
@@ -102,17 +103,17 @@ class PgvectorStore(Store):
             ).fetchall()
             index = search_index(seen)
             seen.require_one_size()
-            notes = find_obstacles(layout) if seen.selected is None else []
+            obstacles = find_obstacles(layout) if seen.selected is None else []
             return StoreFacts(
                 rows=int(rows),
                 dim=seen.read_dim(),
                 metric="cosine" if index is None else index.metric,
                 dtype=_DTYPES[seen.vectors.type_name],
                 indexed=index is not None,
-                can_migrate=not notes,
+                can_migrate=not obstacles,
                 vector_bytes=int(size),
                 vector_field=seen.vectors.name,
-                notes=tuple(notes),
+                notes=(*obstacles, *find_mentions(seen)),
             )
 
     def require_dim(self, dim: int) -> None:

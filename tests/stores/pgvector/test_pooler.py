@@ -57,7 +57,9 @@ class Neighbour:
 
     def _read(self) -> set[tuple[str, str]]:
         with psycopg.connect(self._url, prepare_threshold=None) as connection:
-            found = set(connection.execute("SELECT name, setting FROM pg_settings").fetchall())
+            # a library has settings of its own once it is loaded
+            query = "SELECT name, setting FROM pg_settings WHERE name !~ '\\.'"
+            found = set(connection.execute(query).fetchall())
             query = f"SELECT count(*) FROM {self._secrets}"  # noqa: S608
             [(count,)] = connection.execute(query).fetchall()
             return found | {("visible rows", str(count))}
