@@ -7,14 +7,13 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.cli import database, demo, doctor, encoders, keys, migrate, serve, stores, translate
+from app.cli import database, demo, encoders, keys, migrate, serve, stores, translate
 
 cli = typer.Typer(no_args_is_help=True)
 cli.command()(serve.serve)
 cli.command()(serve.worker)
 cli.command()(translate.translate)
 cli.command()(demo.demo)
-cli.command()(doctor.doctor)
 cli.add_typer(encoders.cli, name="encoders")
 cli.add_typer(stores.cli, name="stores")
 cli.add_typer(migrate.cli, name="migrate")
