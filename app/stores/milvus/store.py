@@ -262,6 +262,12 @@ class MilvusStore(PairedStore):
         self.delete_rows(place, [row.id for row in rows])
         self._call("insert", place.name, written)
 
+    def write_vectors(self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors) -> None:
+        # With a key, a kill between the delete and the insert would lose rows that clients see:
+        # they keep the translated vectors of the switch.
+        if partition_key(place.form) is None:
+            super().write_vectors(place, rows, vectors)
+
     def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
         # by `ids`, quotes are not escaped
         self._call("delete", place.name, filter=place.filter("in", list(ids)))
