@@ -64,7 +64,7 @@ OVER = {
     "app/moves": 3_678,
     "app/cli": 1_709,
     "app/openai": 726,
-    "app/stores": 7_419,
+    "app/stores": 7_830,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62

@@ -33,27 +33,32 @@ SELECT format('ALTER TABLE %%s DISABLE TRIGGER %%I', tgrelid::regclass, tgname),
 FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal AND tgenabled <> 'D'"""
 
 
+def require_room(layout: PgLayout, dim: int) -> None:
+    """Raises StoreUnsupported where the column, or an index, cannot have vectors of this size."""
+    seen = layout.seen
+    if seen.dim not in (None, dim):
+        raise StoreUnsupported(
+            f"The column `{seen.vectors.name}` declares {seen.dim} dimensions for all rows of the "
+            f"table, and the target has {dim}. Choose a target of {seen.dim}; or let the column "
+            "declare none (ALTER TABLE ... ALTER ... TYPE vector); or move the whole table, "
+            "without `where`.",
+            field="options",
+        )
+    sized = layout.connection.execute(_SIZED, [seen.oid]).fetchone()
+    if sized is not None and seen.dim is None:
+        raise StoreUnsupported(
+            f"The index {sized[0]!r} holds vectors of one size. Drop it for the migration, and "
+            "create it again for the new size after the cutover.",
+            field="collection",
+        )
+
+
 class PgFilteredMigration(PgMigration):
     """New vectors of a store with the option `where`."""
 
     def _create_second(self, layout: PgLayout) -> None:
-        seen = layout.seen
-        if seen.dim not in (None, self.dim):
-            raise StoreUnsupported(
-                f"The column `{seen.vectors.name}` declares {seen.dim} dimensions for all rows of "
-                f"the table, and the target has {self.dim}. Choose a target of {seen.dim}; "
-                "or let the column declare none (ALTER TABLE ... ALTER ... TYPE vector); or move "
-                "the whole table, without `where`.",
-                field="options",
-            )
-        sized = layout.connection.execute(_SIZED, [seen.oid]).fetchone()
-        if sized is not None and seen.dim is None:
-            raise StoreUnsupported(
-                f"The index {sized[0]!r} holds vectors of one size. Drop it for the migration, and "
-                "create it again for the new size after the cutover.",
-                field="collection",
-            )
-        create_keys(seen, self.tag)
+        require_room(layout, self.dim)
+        create_keys(layout.seen, self.tag)
 
     def copy_indexes(self) -> None:
         """Create none: the second table has only keys and vectors."""

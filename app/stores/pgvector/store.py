@@ -16,7 +16,7 @@ from app.stores.answers import MAX_TEXT
 from app.stores.common import rows_checksum
 from app.stores.pgvector.checks import find_obstacles, new_type
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
-from app.stores.pgvector.filtered import PgFilteredMigration
+from app.stores.pgvector.filtered import PgFilteredMigration, require_room
 from app.stores.pgvector.filters import where
 from app.stores.pgvector.indexes import SearchIndex, search_index
 from app.stores.pgvector.mentions import find_mentions
@@ -118,7 +118,10 @@ class PgvectorStore(Store):
 
     def require_dim(self, dim: int) -> None:
         with self._open("to describe the table") as layout:
-            new_type(layout, self.location, dim)
+            if layout.seen.selected is None:
+                new_type(layout, self.location, dim)
+            else:
+                require_room(layout, dim)
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
         with self._open("to read rows") as layout:

@@ -128,6 +128,8 @@ def test_a_filtered_migration_is_refused_where_the_column_or_an_index_has_a_size
     assert declared.facts().rows == 1
     with pytest.raises(StoreUnsupported, match=f"declares {OLD_DIM} dimensions"):
         declared.migration(TAG, NEW_DIM).prepare()
+    with pytest.raises(StoreUnsupported, match=f"declares {OLD_DIM} dimensions"):
+        declared.require_dim(NEW_DIM)  # which a plan asks
     assert table.traces() == shared.traces() == []
 
 
