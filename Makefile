@@ -74,7 +74,6 @@ format: $(INSTALLED) ## format the code
 
 bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
 	$(BIN)/anchorage demo --json benchmarks/results/demo.json
-	cp demo-output/map.png docs/assets/demo-map.png
 	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python -m benchmarks.relevance
 	$(BIN)/python -m benchmarks.estimates

@@ -33,7 +33,7 @@ from app.jobs import endpoints as jobs
 from app.lanes import use_threads
 from app.moves import endpoints as migrations
 from app.openai import endpoints as openai
-from app.ops import health, tracing
+from app.ops import health
 from app.search import endpoints as store_search
 from app.settings import Settings
 from app.stores import endpoints as stores
@@ -143,7 +143,6 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(resource.router)
     console.install(app)
     app.add_middleware(AdmissionMiddleware, admission=app.state.admission)
-    tracing.install(app, services.db.engine)
     return app
 
 

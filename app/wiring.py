@@ -27,17 +27,13 @@ from app.stores.handles import StoreAddress, StoreHandles
 CACHE_BYTES = 512 * 2**20
 
 
-def make_services(
-    settings: Settings, *, device: str | None = None, create: bool = True
-) -> Services:
+def make_services(settings: Settings, *, device: str | None = None) -> Services:
     """Returns the services, without connecting to anything.
 
     device  the torch device of jobs and models; None: a GPU if possible
-    create  whether to create the data dir
     """
     use = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if create:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     store = None
@@ -46,7 +42,7 @@ def make_services(
     db = make_database(settings)
     return Services(
         db=db,
-        blobs=BlobStore(settings.data_dir / "blobs", create=create),
+        blobs=BlobStore(settings.data_dir / "blobs"),
         cache=Cache(CACHE_BYTES, store),
         encoders=EncoderPool(
             _model_sources(settings),

@@ -11,7 +11,6 @@ from app.demo import SENTENCE, DemoError
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo-output"),
     json: Annotated[Path | None, typer.Option(help="File for the numbers as JSON.")] = None,
     sentence: Annotated[
         str,
@@ -26,7 +25,7 @@ def demo(
     from app.demo import run
 
     try:
-        run.demo(out=out, json_path=json, sentence=sentence)
+        run.demo(json_path=json, sentence=sentence)
     except (AnchorageError, DemoError) as error:
         typer.secho(f"the demo stopped: {error}", fg="red", err=True)
         raise typer.Exit(1) from None

@@ -103,16 +103,13 @@ def lock_data_dir(settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def open_services(settings: Settings, *, create: bool = True) -> Iterator[Services]:
-    """Yields the services, and closes them.
-
-    create  whether to create the data dir
-    """
+def open_services(settings: Settings) -> Iterator[Services]:
+    """Yields the services, and closes them."""
     from app.ops import logs
     from app.wiring import make_services
 
     logs.configure()
-    services = make_services(settings, create=create)
+    services = make_services(settings)
     try:
         yield services
     finally:

@@ -37,10 +37,9 @@ UNNAMED = "what this request or job reads"
 class BlobStore:
     """safetensors files below one folder, two levels deep."""
 
-    def __init__(self, root: Path, *, create: bool = True) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        if create:
-            root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
 
     def put(self, tensors: Mapping[str, Tensor]) -> str:
         """Write the tensors and return their content hash. Equal content is stored once.

@@ -14,10 +14,9 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from anchorage_client import Client
-from app.demo import DemoError, picture
+from app.demo import DemoError
 from app.demo.pack import OLD_MODEL, Pack, load_pack
 from app.demo.server import free_port, server
 
@@ -46,18 +45,13 @@ OPTIONS = {
 SHOWN = 3
 
 
-def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
+def demo(*, json_path: Path | None, sentence: str) -> None:
     """Run all parts and print their results. Raises DemoError.
 
-    out        folder of the picture
     json_path  file of the numbers
     """
     console = Console()
     began = time.monotonic()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DemoError(f"Cannot write to {out}: {error}") from None
     torch.set_num_threads(DEMO_THREADS)
     pack = load_pack()
     with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder:
@@ -81,8 +75,6 @@ def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
             connect_store(client, pack, console)
             search(client, pack, sentence, console)
             report = measure(client, pack, console)
-            translated = translate(client, pack)
-    picture.draw_map(pack, translated, out / "map.png", console)
     console.print(
         "\nWith your own index: [bold]anchorage migrate --help[/bold]\n"
         f"Done in {time.monotonic() - began:.0f} s."
@@ -190,9 +182,3 @@ def gain(result: Mapping[str, Any]) -> str:
         return ""
     low, high = over["intervals"]["ndcg_10"]
     return f"{low:+.2f} to {high:+.2f}"
-
-
-def translate(client: Client, pack: Pack) -> Tensor:
-    """The index in the new model's space."""
-    translation = client.pair(OLD, NEW, ANCHORS).translate(pack.old[pack.index].half())
-    return torch.from_numpy(translation.vectors)
