@@ -41,7 +41,6 @@ drawn_works = st.lists(
         st.integers(0, 1),  # model
         st.lists(st.integers(0, 40), min_size=1, max_size=12),  # lengths
         st.sampled_from(["kept", "kept", "cancelled while waiting", "cancelled while running"]),
-        st.booleans(),  # whether it is limited
     ),
     max_size=12,
 )
@@ -52,35 +51,25 @@ def test_every_task_gets_its_own_rows_in_order(drawn, count, budget):
     models = [Squares(), Squares()]
     models[1].batch = 3
     number = iter(range(10**6))
-    works = []
+    works, never = [], set()
     with lanes(count, budget) as batcher:
         with hold_lanes(batcher, count):
-            for owner, model, lengths, fate, is_limited in drawn:
+            for owner, model, lengths, fate in drawn:
                 items = [item(next(number), length) for length in lengths]
-                works.append(
-                    (
-                        batcher.submit(
-                            models[model], items, f"owner {owner}", is_limited=is_limited
-                        ),
-                        items,
-                        fate,
-                    )
-                )
-            for work, _, fate in works:
+                work = batcher.submit(models[model], items, f"owner {owner}")
+                works.append((work, [each.features for each in items], fate))
                 if fate == "cancelled while waiting":
                     work.future.cancel()
+                    never.update(works[-1][1])
         for work, _, fate in works:
             if fate == "cancelled while running":
                 work.future.cancel()
-        for work, items, fate in works:
-            if fate == "kept" or not work.future.cancelled():
-                torch.testing.assert_close(result(work), squares([each.features for each in items]))
+        for work, numbers, _ in works:
+            if not work.future.cancelled():
+                torch.testing.assert_close(result(work), squares(numbers))
     ran = [each.features for model in models for batch in model.batches for each in batch]
     assert len(ran) == len(set(ran))
-    for work, items, fate in works:
-        if fate == "cancelled while waiting":
-            assert work.future.cancelled()
-            assert not {each.features for each in items} & set(ran)
+    assert not never & set(ran)
     for model in models:
         for batch in model.batches:
             padded = len(batch) * max(max(1, each.length) for each in batch)

@@ -57,28 +57,6 @@ def pixels(data: bytes) -> np.ndarray:
 # Accepted files
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "tolerance"),
-    [
-        ("PNG", {}, 0),
-        ("WEBP", {"lossless": True}, 0),
-        ("JPEG", {"quality": 95}, 8),
-        ("JPEG", {"quality": 95, "progressive": True, "restart_marker_blocks": 1}, 8),
-    ],
-)
-def test_the_pixels_equal_the_images(kind, options, tolerance):
-    data = encoded(PICTURE, kind, **options)
-    assert np.abs(pixels(data) - PIXELS).max() <= tolerance
-
-
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_an_animation_is_its_first_frame(kind):
-    first = PICTURE.quantize(64) if kind == "GIF" else PICTURE
-    others = {"save_all": True, "append_images": [first.rotate(90)] * 3}
-    data = encoded(first, kind, lossless=True, **others)
-    assert (pixels(data) == np.asarray(first.convert("RGB"))).all()
-
-
 def test_transparent_pixels_are_white():
     alpha = np.zeros((48, 64), np.uint8)
     alpha[:24] = 255

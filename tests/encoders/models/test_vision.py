@@ -16,7 +16,6 @@ from torch.nn.functional import normalize
 from app.encoders.models import images
 from app.encoders.models.base import EncoderSpec, ModelSources
 from app.encoders.models.images import ImagePreparer
-from app.encoders.models.model_files import find_model, hash_folder
 from app.encoders.models.pool import EncoderPool
 from app.errors import EncoderUnavailable, ImageTooLarge, InvalidImage, InvalidInput
 from app.lanes import Lanes
@@ -65,11 +64,6 @@ def test_vectors_equal_the_classifiers_inputs(folder, name):
     assert (vectors[0] - vectors[1]).abs().max() > 1e-3
     assert encoder.identity.pooling == pooling
     assert encoder.nbytes <= sum(tensor.nbytes for tensor in own.state_dict().values())
-
-
-def test_an_item_is_as_long_as_its_patches(folder):
-    item = load(folder, "no-classifier").prepare(IMAGES[:1], ROLE)[0]
-    assert (item.length, item.tokens, item.truncated) == (12, 0, False)
 
 
 # Options and identity
@@ -229,7 +223,7 @@ def test_a_config_that_does_not_fit_or_names_other_files_is_refused(folder, mine
     refusal(mine(json.dumps(config)))
 
 
-@pytest.mark.parametrize("content", ["[]", "garbage", "[" * 100_000])
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000])
 def test_an_invalid_config_is_rejected(mine, content):
     refusal(mine(content))
 
@@ -266,16 +260,6 @@ def test_a_downloaded_model_needs_no_network(cached, folder):
         encoder = pool.get(EncoderSpec("timm", "timm/tiny", revision))
         assert encoder.identity.revision == COMMIT
     assert torch.equal(encode(encoder, IMAGES), encode(load(folder, "vit"), IMAGES))
-
-
-def test_a_folder_has_priority_over_the_hub(cached):
-    shelf = ModelSources(folder=cached, hub=("timm/*",))
-    assert find_model(EncoderSpec("timm", "timm/tiny"), shelf)[1] == COMMIT
-    own = cached / "timm" / "tiny"
-    own.mkdir(parents=True)
-    (own / "config.json").write_text("{}")
-    found = find_model(EncoderSpec("timm", "timm/tiny"), shelf)
-    assert found == (own.resolve(), hash_folder(own))
 
 
 @pytest.mark.parametrize(

