@@ -43,21 +43,10 @@ def test_the_encoder_of_a_sample_is_found(true: int, expected: int, unit: bool) 
     assert match.rows == 50
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [
-        torch.zeros(0, DIM),
-        torch.zeros(60, DIM),
-        torch.ones(60, DIM),
-        encode(items(FEWEST_MATCHED - 1, 2), 0),
-    ],
-    ids=["none", "zeros", "one vector", "too few"],
-)
-def test_too_few_different_rows_are_not_judged(sample: torch.Tensor) -> None:
-    assert match_space(sample, ANCHORS, "e0").verdict == "unknown"
-
-
-def test_no_anchors_and_degenerate_ones_are_not_judged() -> None:
+def test_too_few_different_rows_and_degenerate_anchors_are_not_judged() -> None:
+    few = encode(items(FEWEST_MATCHED - 1, 2), 0)
+    for rows in (torch.zeros(0, DIM), torch.zeros(60, DIM), torch.ones(60, DIM), few):
+        assert match_space(rows, ANCHORS, "e0").verdict == "unknown"
     sample = encode(items(50, 2), 0)
     assert match_space(sample, ANCHORS, "of another set").likeliest == "e0"
     assert match_space(sample, {}, "e0").verdict == "unknown"

@@ -13,10 +13,8 @@ from app.maths.bootstrap.alignment import (
     AlignmentSettings,
     align_pools,
     compare_maps,
-    orthogonal,
-    refine,
 )
-from tests.maths.bootstrap.topics import mixing, orthonormal, two_pools
+from tests.maths.bootstrap.topics import orthonormal, two_pools
 
 SETTINGS = AlignmentSettings(attempts=2, size=500)
 
@@ -75,15 +73,3 @@ def test_wide_pools_are_reduced_and_the_made_pairs_have_all_dimensions(monkeypat
     # Each is a mean of rows of y, so the dimensions without variance stay empty.
     assert not found.directions[:, :4].any()
     assert torch.allclose(found.directions.norm(dim=1), torch.ones(500), atol=1e-5)
-
-
-# the orthogonal map and its refinement
-
-
-def test_a_rough_map_becomes_the_right_one_on_pools_that_share_no_item():
-    x, y, truth = two_pools(1_500)
-    right = normalize(x @ truth)
-    rough = orthogonal(truth + 0.25 * mixing(5, *truth.shape))
-    refined = refine(x, y, rough, (6, 800, 5), seed=0)
-    assert float((normalize(x @ rough) * right).sum(dim=1).mean()) < 0.8
-    assert float((normalize(x @ refined) * right).sum(dim=1).mean()) > 0.97

@@ -9,14 +9,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from app.maths.bootstrap import anchored
 from app.maths.bootstrap.anchored import KnownAndUnpaired
 from app.maths.translators.translator import Translator, apply
 from research.definitions import measures
 from tests.maths.bootstrap.clouds import normal
-from tests.maths.clouds import rotation
 
 D, TOPICS = 24, 60
 
@@ -87,12 +85,3 @@ def test_no_held_out_anchor_is_seen_by_the_map_that_it_judges() -> None:
         left_out += ~(full.known_x[:, None] == training.known_x[None]).all(dim=2).any(dim=1)
         assert len(training.known_x) == len(training.known_y) < len(full.known_x)
     assert bool((left_out == 1).all())
-
-
-def test_a_correction_lets_many_anchors_overrule_the_map() -> None:
-    known, turn = normalize(normal(5, 3_000, 6)).double(), rotation(6, 6)
-    wrong = rotation(7, 6)
-    corrected = anchored.correct(wrong, known, known @ turn)
-    torch.testing.assert_close(corrected, turn, atol=0.05, rtol=0)
-    untouched = anchored.correct(turn, known, known @ turn)
-    torch.testing.assert_close(untouched, turn)

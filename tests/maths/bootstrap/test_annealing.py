@@ -12,12 +12,10 @@ from torch import Tensor
 
 from app.maths.bootstrap import annealing, neighbours
 from app.maths.bootstrap.annealing import (
-    SHARPNESS,
     anneal_round,
     find_temperature,
     map_rows,
     principal_directions,
-    target_perplexity,
 )
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import fit_pools
@@ -100,10 +98,3 @@ def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
         torch.testing.assert_close(variances[lead], variance.flip(0)[lead], rtol=2e-4, atol=1e-8)
     expected, along = rows.double() @ vectors[:, -kept:], found.along.double()
     torch.testing.assert_close(along @ along.T, expected @ expected.T, rtol=0, atol=5e-3)
-
-
-@pytest.mark.parametrize(("breadth", "first"), [(500.0, 500.0), (0.1, SHARPNESS)])
-def test_the_perplexity_falls_geometrically_from_breadth_to_sharpness(breadth, first):
-    asked = [target_perplexity(breadth, done, 5) for done in range(5)]
-    ratio = (SHARPNESS / first) ** 0.25
-    assert asked == pytest.approx([first * ratio**done for done in range(5)])

@@ -6,9 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -24,7 +21,6 @@ from app.maths.bootstrap.estimate import (
 from app.maths.bootstrap.neighbours import graded_map, mutual_partners, no_beat
 from tests.maths.bootstrap.clouds import normal
 
-seeds = st.integers(0, 2**31)
 #: pools without twins
 APART = torch.eye(10), torch.eye(10)
 
@@ -76,12 +72,9 @@ def test_each_pair_is_judged_by_the_map_of_the_other_half(once, pairs):
             )
 
 
-@given(hits=st.integers(0, 300), more=st.integers(0, 300))
-def test_the_upper_end_of_wilsons_interval_is_scipys(hits, more):
+def test_the_upper_end_of_wilsons_interval():
     assert estimate.wilson_upper(0, 0) == 1.0  # of nothing counted everything is possible
-    if hits + more:
-        expected = binomtest(hits, hits + more).proportion_ci(0.95, method="wilson").high
-        assert estimate.wilson_upper(hits, hits + more) == pytest.approx(expected, abs=1e-5)
+    assert estimate.wilson_upper(5, 10) == pytest.approx(0.7634, abs=1e-4)
 
 
 def test_some_confirmed_pairs_are_wrong_where_chance_confirms_many():

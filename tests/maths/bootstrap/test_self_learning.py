@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from app.errors import InvalidSeeds
-from app.maths.bootstrap import neighbours, self_learning
+from app.maths.bootstrap import self_learning
 from app.maths.bootstrap.estimate import Outcome
 from app.maths.bootstrap.pools import Pools, State, Step, fit_pools
 from app.maths.bootstrap.self_learning import (
@@ -219,21 +219,3 @@ def test_a_run_from_a_checkpoint_has_the_bits_of_an_uninterrupted_one(count, sho
     assert done == sorted(done)
     assert {step.total for step in steps} == {done[-1]}
     assert all(math.isfinite(value) for step in steps for value in step.facts.values())
-
-
-def test_signs_of_life_come_between_the_pieces_of_a_step(monkeypatch, short):
-    world = hidden_order(1, common=40)
-    monkeypatch.setattr(neighbours, "TABLE_BYTES", 1)  # a row at a time
-    steps = observed(world.pools, world.seeds(4), replace(short, attempts=1))[1]
-    # For each pass of three rounds, and of the matchings of the attempt, a refinement and halves.
-    assert len(steps) >= 40 * (3 + 3 * 4)
-
-
-def test_a_smaller_source_has_the_pairs_of_the_exchanged_pools(short):
-    order = hidden_order(3, common=80, only_y=60, only_x=10)
-    seeds = order.seeds(6)
-    found = checked_run(order.pools, seeds, short)
-    turned = Pools(order.pools.y, order.pools.x)
-    other = learn(turned, [(j, i) for i, j in seeds], short)
-    assert torch.equal(found.pairs, other.pairs.flip(1))
-    assert repr(found.estimate) == repr(other.estimate)

@@ -10,7 +10,6 @@ from app.maths.relevance.advice import (
     GainOverKeep,
     IndexFacts,
     MeasuredOption,
-    expected_gain,
     rank_options,
 )
 
@@ -137,12 +136,3 @@ def test_with_a_comparison_the_order_follows_what_such_encoders_gained(
     if text_exists:
         assert gains["re-embed"].value == difference
         assert gains["re-embed"].low < difference < gains["re-embed"].high
-
-
-def test_an_uncertain_comparison_widens_what_is_expected():
-    usual = IndexFacts(300, True, True, True, True, 0.05, 0.04)
-    wide = IndexFacts(300, True, True, True, True, 0.05, 0.2)
-    for name in ("fuse", "native", "re-embed"):
-        a, b = expected_gain(name, usual), expected_gain(name, wide)
-        assert a.value == b.value
-        assert b.low < a.low < a.high < b.high

@@ -106,18 +106,3 @@ def test_blocks_change_nothing(vectors, judged, monkeypatch):
     assert torch.allclose(torch.stack(whole.fused), torch.stack(blocks.fused))
     for name, measures in whole.options.items():
         assert torch.allclose(measures, blocks.options[name])
-
-
-@pytest.mark.parametrize(
-    ("missing", "left"),
-    [
-        (("old_queries",), ["bridge", "cascade", "native-cascade", "translate", "re-embed"]),
-        (("new_queries", "bridged_queries"), ["keep"]),
-    ],
-)
-def test_only_options_whose_vectors_are_there_are_measured(vectors, judged, missing, left):
-    fewer = SearchVectors(**{**vars(vectors), **dict.fromkeys(missing)})
-    assert fewer.options == left
-    measured = measure_options(fewer, judged, weights=WEIGHTS)
-    assert list(measured.options) == left
-    assert not measured.fused

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.errors import NonFinite, OutOfRange
 from app.maths.geometry.space import Space, fit_space
 from app.maths.translators import translator
 from app.maths.translators.methods import METHODS, fit, resolve
@@ -18,10 +14,7 @@ from app.maths.translators.translator import (
     ROWS_PER_STEP,
     Translator,
     apply,
-    apply_into,
-    relate_into,
 )
-from research.definitions import relative
 from tests.maths.clouds import normal
 
 #: the tolerated error of float32, relative to the target's scale
@@ -167,51 +160,3 @@ def test_rows_of_every_kind_are_each_translated_and_flagged_as_if_they_were_alon
     clear = (centred @ span.T).norm(dim=1) > 0.1 * centred.norm(dim=1)
     clear |= expected.at_mean | expected.outside
     assert furthest(found.vectors[places][clear], expected.vectors[clear], served) < 3 * CLOSE
-
-
-@pytest.mark.parametrize(("bad", "error"), [(float("nan"), NonFinite), (1e31, OutOfRange)])
-def test_wrong_rows_of_every_step_are_named(bad, error):
-    served, _ = made(1, (4, 3))
-    vectors = normal(2, 3 * ROWS_PER_STEP, 4).float()
-    rows = [0, ROWS_PER_STEP - 1, ROWS_PER_STEP, 3 * ROWS_PER_STEP - 1]
-    vectors[rows, 2] = bad
-    with pytest.raises(error) as caught:
-        apply(served, vectors)
-    assert caught.value.rows == rows
-
-
-@pytest.mark.parametrize("count", [1, 3, ROWS_PER_STEP + 1])
-def test_it_reads_strided_rows_and_writes_into_a_part_of_a_larger_matrix(count):
-    served, _ = made(1, (6, 4))
-    wide = normal(2, 9, 2 * count).float()
-    vectors = wide.T[::2, 2:8]
-    before = wide.clone()
-    whole = torch.full((count + 2, 6), 7.0)
-    assert apply_into(served, vectors, whole[1:-1, 1:5]) is None
-    assert furthest(whole[1:-1, 1:5], naive(served, vectors), served) < CLOSE
-    whole[1:-1, 1:5] = 7.0
-    assert bool((whole == 7.0).all())
-    assert torch.equal(wide, before)
-
-
-@given(
-    seed=st.integers(0, 2**31),
-    count=st.sampled_from(COUNTS),
-    dtype=st.sampled_from(DTYPES),
-)
-def test_relative_vectors_are_the_cosines_whatever_rows_are_beside_them(seed, count, dtype):
-    span = torch.linalg.qr(normal(seed, 12, 12))[0][:5]
-    space = fit_space(normal(seed + 1, 30, 5) @ span + 1)
-    projector, mean = space.unit.T.float().contiguous(), space.mean.float()
-    vectors, places = delicate(space, span, count, seed + 2, dtype)
-    out = torch.empty(count, 30)
-    at_mean = relate_into(projector, mean, vectors, out)
-    rounded = replace(space, mean=space.mean.float().double())
-    expected = relative(vectors[places].float(), rounded).float()
-    far = (vectors[places].double() - space.mean).norm(dim=1) > 1e-3
-    torch.testing.assert_close(out[places][far], expected[far], rtol=0, atol=CLOSE)
-    for place in places:
-        one = torch.empty(1, 30)
-        assert bool(relate_into(projector, mean, vectors[place][None], one)) == bool(at_mean[place])
-        torch.testing.assert_close(out[place], one[0], rtol=0, atol=CLOSE)
-    assert bool((out[at_mean] == 0).all())
