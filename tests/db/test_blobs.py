@@ -24,14 +24,10 @@ def files(blobs: BlobStore) -> list[Path]:
     return [path for path in blobs.root.glob("??/*") if path.is_file()]
 
 
-def aged(path: Path, seconds: float) -> None:
-    moment = time.time() - seconds
-    os.utime(path, (moment, moment))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int64])
 def test_tensors_come_back_bit_for_bit(blobs, dtype):
-    tensors = {"weight": torch.arange(12).reshape(3, 4).to(dtype), "bias": torch.arange(3)}
+    weight = torch.arange(12).reshape(3, 4).to(dtype)
+    tensors = {"weight": weight.T, "bias": torch.arange(3), "none": torch.empty(0, 2)}
     back = blobs.get(blobs.put(tensors))
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], each) for name, each in tensors.items())
@@ -103,8 +99,9 @@ def test_a_sweep_takes_only_old_files_that_nothing_names(blobs):
     half_written.write_bytes(b"half")
     again, touched = (blobs.put({"a": torch.full((2,), value)}) for value in (4.0, 5.0))
     aged_blobs = [blobs.root / name[:2] / name for name in (named, old, again, touched)]
+    long_ago = time.time() - 2 * ORPHAN_AGE_S
     for path in (*aged_blobs, half_written):
-        aged(path, 2 * ORPHAN_AGE_S)
+        os.utime(path, (long_ago, long_ago))
     assert blobs.put({"a": torch.full((2,), 4.0)}) == again
     blobs.touch([touched])
     assert blobs.sweep({named}) == 2

@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.db.postgres import STATEMENT_S, BoundedConnection
+from app.db.postgres import STATEMENT_S
 from app.db.session import CHECKOUT_S, POOL_OVERFLOW, POOL_SIZE, Database
 from app.errors import DatabaseUnavailable
 from tests.waiting import slack, until
@@ -95,33 +94,3 @@ def test_a_slow_statement_is_ended_by_a_well_server_and_its_connection_stays(db)
     assert not db.away
     with db.transaction() as session:
         assert session.scalar(text("SELECT pg_backend_pid()")) == process
-
-
-def test_every_wait_of_the_driver_passes_through_the_bounded_one(own_postgres, monkeypatch):
-    """The driver does not document that all of its waits call Connection.wait, which resumes them.
-
-    This test fails when a new version changes that. pyproject.toml bounds the version until then.
-    """
-    waits = []
-    plain = psycopg.Connection.wait
-    monkeypatch.setattr(
-        psycopg.Connection,
-        "wait",
-        lambda self, *given, **more: waits.append(self) or plain(self, *given, **more),
-    )
-    db = Database(own_postgres.url)
-    with db.engine.connect() as connection:
-        raw = connection.connection.driver_connection
-        assert isinstance(raw, BoundedConnection)
-        for step in (
-            lambda: raw.execute("SELECT 1"),
-            raw.commit,
-            lambda: raw.cursor().executemany("SELECT %s", [(1,), (2,)]),
-            raw.rollback,
-            lambda: setattr(raw, "autocommit", True),
-            lambda: raw.cursor().execute(";"),
-        ):
-            waits.clear()
-            step()
-            assert waits
-    db.close()

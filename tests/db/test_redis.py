@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import asdict, is_dataclass
 
 import pytest
 import torch
@@ -71,21 +70,6 @@ def counted(kind: str) -> dict[str, float]:
 # --- what travels comes back bit for bit ----------------------------------------------------------
 
 
-def equal(first, second) -> bool:
-    """The same values, bit for bit, of the same types."""
-    if isinstance(first, Tensor):
-        return (
-            first.dtype == second.dtype
-            and first.shape == second.shape
-            and first.numpy().tobytes() == second.numpy().tobytes()
-        )
-    if hasattr(first, "__dataclass_fields__"):
-        return type(first) is type(second) and all(
-            equal(getattr(first, n), getattr(second, n)) for n in first.__dataclass_fields__
-        )
-    return type(first) is type(second) and repr(first) == repr(second)
-
-
 SOURCE, TARGET = fit_space(some(30, 5)), fit_space(1e3 * some(30, 4) + 7)
 
 
@@ -113,23 +97,10 @@ def test_what_travels_comes_back_bit_for_bit(store_at, redis_url, redis_prefix, 
     first, second = (store_at(redis_url, redis_prefix) for _ in range(2))
     assert first.get_or_make(kind, b"key", lambda: value, shared) is value
     back = second.get_or_make(kind, b"key", lambda: pytest.fail("it is there"), shared)
-    assert equal(back, value)
+    assert type(back) is type(value)
+    parts = [asdict(each) if is_dataclass(each) else each for each in (back, value)]
+    torch.testing.assert_close(*parts, rtol=0, atol=0)
     assert counted(kind) == {"made": 1, "redis": 1}
-
-
-def test_nothing_is_ever_unpickled(tmp_path):
-    """Not even what somebody who may write to Redis puts there."""
-    touched = tmp_path / "ran"
-
-    class Bomb:
-        def __reduce__(self):
-            return (Path.touch, (touched,))
-
-    payload = pickle.dumps(Bomb())
-    for data in (payload, MAGIC + connect_module._digest(b"a", payload) + payload):
-        with pytest.raises(CorruptEntry):
-            unpack(b"a", data)
-    assert not touched.exists()
 
 
 # --- damage ---------------------------------------------------------------------------------------

@@ -91,20 +91,3 @@ def test_blobs_of_rows_and_of_unfinished_jobs_are_named(db):
         session.add(tables.AnchorSetRow(project="p", name="kept", size=2, inputs="b" * 64))
     with db.transaction() as session:
         assert retention.named_blobs(session) == {digit * 64 for digit in "12345789ab"}
-
-
-def translator(session: Session) -> tables.TranslatorRow:
-    space = named(session, tables.AnchorSetRow, "s").spaces[0].id
-    pair = {"source_id": space, "target_id": space}
-    return tables.TranslatorRow(project="p", content="tr_1", method="irp", options={}, **pair)
-
-
-def test_deleting_a_set_deletes_its_spaces_and_translators(db):
-    with db.transaction() as session:
-        session.add(translator(session))
-        session.delete(named(session, tables.HeadRow, "r"))
-    with db.transaction() as session:
-        session.delete(named(session, tables.AnchorSetRow, "s"))
-    with db.transaction() as session:
-        assert session.query(tables.SpaceRow).count() == 0
-        assert session.query(tables.TranslatorRow).count() == 0

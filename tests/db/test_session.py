@@ -42,18 +42,6 @@ def test_a_transaction_commits_at_its_end_and_its_rows_stay_readable(db):
     assert (row.name, row.project, len(row.id), row.options) == ("e", "default", 32, {})
 
 
-def test_any_exception_takes_everything_back(db):
-    def fail():
-        with db.transaction() as session:
-            session.add_all([encoder("a"), encoder("b")])
-            session.flush()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert names(db) == []
-
-
 def test_a_broken_constraint_is_a_conflict_and_leaves_nothing(db):
     with db.transaction() as session:
         session.add(encoder("taken"))
@@ -116,14 +104,6 @@ def test_what_postgresql_cannot_hold_is_an_invalid_request_and_leaves_nothing(po
 
 
 # --- a database that goes away --------------------------------------------------------------------
-
-
-def test_connections_lost_between_transactions_are_nobodys_concern(postgres):
-    for number in range(3):
-        with postgres.transaction() as session:
-            session.add(encoder(f"e{number}"))
-        end_connections(postgres)
-    assert names(postgres) == ["e0", "e1", "e2"]
 
 
 def add_and_lose(postgres: Database, row: tables.EncoderRow, *more: tables.EncoderRow) -> None:

@@ -45,20 +45,14 @@ def test_also_a_fault_of_the_service_has_its_request_id_and_is_counted_as_what_i
 # --- Host -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["LOCALHOST:80", "127.0.0.1", "[::1]:8080", "localhost:"])
-def test_a_service_on_loopback_answers_to_its_own_names(client, host):
-    assert client.get("/encoders", headers={"Host": host}).status_code == 200
+def test_a_service_on_loopback_answers_to_its_own_names_only(client, refused):
+    """A page of the web can make a browser call loopback under its own name."""
+    for host in ("LOCALHOST:80", "127.0.0.1", "[::1]:8080", "localhost:"):
+        assert client.get("/encoders", headers={"Host": host}).status_code == 200
+    for host in ("evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", "[", ""):
+        refused(client.get("/encoders", headers={"Host": host}), 403, "host-not-allowed", "Host")
     for path in ("/livez", "/readyz"):  # probes may come under any host
         assert client.get(path, headers={"Host": "10.0.0.1:8080"}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "host", ["evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", "[", ""]
-)
-def test_a_service_on_loopback_answers_to_no_other_host(client, refused, host):
-    """A page of the web can make a browser call loopback under its own name."""
-    for path in ("/encoders", "/metrics"):
-        refused(client.get(path, headers={"Host": host}), 403, "host-not-allowed", "Host")
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,3 @@ def test_pages_run_their_own_scripts_and_no_others(client):
     for asset in re.findall(r'(?:src|href)="([^"]+)"', page):
         assert asset.startswith("/")
         assert client.get(asset).status_code == 200
-
-
-def test_every_call_belongs_to_a_group_and_searching_comes_first(client):
-    document = client.get("/openapi.json").json()
-    groups = [tag["name"] for tag in document["tags"]]
-    calls = [call for path in document["paths"].values() for call in path.values()]
-    assert groups[0] == "Search an old index"
-    assert {tag for call in calls for tag in call["tags"]} == set(groups)

@@ -23,15 +23,12 @@ def test_an_unknown_route_and_a_wrong_verb_are_problem_documents(client, refused
         ("/encoders?limit=1001", "limit"),
         ("/heads?after=" + "a" * 101, "after"),
         ("/jobs?state=lost", "state"),
+        ("/encoders/-x", "name"),
+        ("/encoders/x%0A", "name"),
     ],
 )
-def test_a_malformed_query_parameter_is_refused_by_name(client, refused, path, field):
+def test_a_malformed_parameter_is_refused_by_name(client, refused, path, field):
     refused(client.get(path), 422, "invalid-request", field, detail=field)
-
-
-@pytest.mark.parametrize("name", ["-x", "a" * 101, "x%0A"])
-def test_a_malformed_name_in_a_path_is_refused(client, refused, name):
-    refused(client.get(f"/encoders/{name}"), 422, "invalid-request", "name")
 
 
 def test_several_wrong_fields_are_all_named_and_no_type_is_guessed(client, refused):

@@ -147,15 +147,3 @@ def test_every_change_that_a_client_can_see_counts_the_version_up(db):
         seen.append(read(db, job_id).version)
     assert seen == [0, 1, 2, 3, 4, 4]
     assert read(db, job_id).cancel_requested
-
-
-def test_unfinished_jobs_are_counted_by_project_and_by_state(db):
-    assert change(db, jobs.count_by_state) == {"queued": 0, "running": 0}
-    assert change(db, jobs.oldest_queued) is None
-    for state in ("queued", "queued", "running", "failed"):
-        put(db, state)
-    put(db, "queued", project="q", created_at=DAY - MINUTE)
-    assert change(db, jobs.count_unfinished, "p") == (3, 4)
-    assert change(db, jobs.count_by_state) == {"queued": 3, "running": 1}
-    assert change(db, jobs.oldest_queued) == DAY - MINUTE
-    assert len(change(db, jobs.unfinished)) == 4

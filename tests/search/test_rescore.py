@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from app.maths.relevance.fuse_weight import default_weight, held_out_cosine
 from tests.translate.translations import PAIR
 
 COUNTS = [4, 0, 7]
@@ -14,17 +12,16 @@ COUNTS = [4, 0, 7]
 
 @pytest.fixture
 def cloud(embeddings):
-    """New queries, old queries, and the old vectors of each query's candidates."""
+    """New queries, and the old vectors of each query's candidates."""
     generator = np.random.default_rng(3)
     queries = generator.normal(size=(3, 6))
-    old_queries = generator.normal(size=(3, 8))
-    return queries, old_queries, [generator.normal(size=(count, 8)) for count in COUNTS]
+    return queries, [generator.normal(size=(count, 8)) for count in COUNTS]
 
 
 @pytest.fixture
 def ask(stocked, cloud):
     """POST /rescore of the cloud; a value of ... leaves a field out."""
-    queries, _, blocks = cloud
+    queries, blocks = cloud
 
     def post(**more):
         body = {**PAIR, "method": "graded", "queries": queries.tolist(), **more}
@@ -43,57 +40,25 @@ def listed(blocks):
     ]
 
 
-def cosines(query, vectors):
-    return vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
-
-
-def translated(client, block):
-    if not len(block):
-        return np.zeros((0, 6))
-    answer = client.post("/translate", json={**PAIR, "method": "graded", "vectors": block.tolist()})
-    return np.array(answer.json()["vectors"])
-
-
-def check(answer, expected):
-    """The scores of each query's candidates, and their order."""
-    for scores, result in zip(expected, answer["results"], strict=True):
-        order = [int(each.partition("-")[2]) for each in result["ids"]]
-        assert order == np.argsort(-scores).tolist()
-        np.testing.assert_allclose(result["scores"], scores[order], atol=1e-4)
-
-
 def test_a_cascade_scores_by_the_cosine_of_the_translated_candidate(ask, stocked, cloud):
-    queries, _, blocks = cloud
     answer = ask().json()
     assert (answer["mode"], answer["weight"], answer["weight_chosen_by"]) == ("cascade", None, None)
     assert (answer["method"], answer["flags"]) == ("graded", [])
     assert answer["translator"].startswith("tr_")
-    pairs = zip(queries, blocks, strict=True)
-    check(answer, [cosines(query, translated(stocked, block)) for query, block in pairs])
-
-
-def test_fused_scores_are_standardised_for_each_query_and_weighted(ask, stocked, cloud, embeddings):
-    queries, old_queries, blocks = cloud
-    body = {"mode": "fuse", "old_queries": old_queries.tolist()}
-    x, y = (torch.from_numpy(embeddings[name]).float() for name in ("first", "second"))
-    chosen = ask(**body).json()
-    usual = default_weight(held_out_cosine(x, y))
-    assert (chosen["weight"], chosen["weight_chosen_by"]) == (usual, "default")
-    answer = ask(**body, weight=0.4).json()
-    assert (answer["weight"], answer["weight_chosen_by"]) == (0.4, "request")
-    expected = []
-    for query, old, block in zip(queries, old_queries, blocks, strict=True):
-        both = np.array([cosines(query, translated(stocked, block)), cosines(old, block)])
+    for query, block, result in zip(*cloud, answer["results"], strict=True):
+        expected = np.zeros(0)
         if len(block):
-            both -= both.mean(axis=1, keepdims=True)
-            both /= both.std(axis=1, keepdims=True)
-        expected.append([0.4, 0.6] @ both)
-    check(answer, expected)
+            body = {**PAIR, "method": "graded", "vectors": block.tolist()}
+            made = np.array(stocked.post("/translate", json=body).json()["vectors"])
+            expected = made @ query / np.linalg.norm(made, axis=1) / np.linalg.norm(query)
+        order = [int(each.partition("-")[2]) for each in result["ids"]]
+        assert order == np.argsort(-expected).tolist()
+        np.testing.assert_allclose(result["scores"], expected[order], atol=1e-4)
 
 
 def test_ids_are_returned_as_sent_and_may_repeat_and_there_may_be_none(ask, cloud):
     for ids in (["a", 7, "7", 2**63 - 1], ["a"] * 4):
-        candidates = [{"ids": ids, "vectors": cloud[2][0].tolist()}]
+        candidates = [{"ids": ids, "vectors": cloud[1][0].tolist()}]
         [found] = ask(queries=cloud[0][:1].tolist(), candidates=candidates).json()["results"]
         assert sorted(map(repr, found["ids"])) == sorted(map(repr, ids))
     empty = [{"ids": [], "vectors": []}] * 3
@@ -102,7 +67,7 @@ def test_ids_are_returned_as_sent_and_may_repeat_and_there_may_be_none(ask, clou
 
 
 def test_flags_name_query_and_candidate(ask, embeddings, cloud):
-    blocks = [each.copy() for each in cloud[2]]
+    blocks = [each.copy() for each in cloud[1]]
     blocks[2][5] = embeddings["first"].mean(axis=0)
     flags = ask(candidates=listed(blocks)).json()["flags"]
     assert flags == [{"query": 2, "candidate": 5, "code": "equals-anchor-mean"}]
@@ -117,9 +82,7 @@ NARROW = {"ids": ["a"], "vectors": [[1.0] * 6]}
     [
         ({"inputs": ["a", "b", "c"]}, 422, "not-exactly-one", "inputs"),
         ({"old_queries": [[1.0] * 8] * 3}, 422, "invalid-request", "old_queries"),
-        ({"mode": "fuse"}, 422, "missing-field", "old_queries"),
         ({"queries": [[1.0] * 8] * 3}, 422, "dimension-mismatch", "queries"),
-        ({"inputs": ["a"] * 3, "queries": ...}, 422, "encoder-needs-vectors", "inputs"),
         ({"candidates": [ONE_TOO_MANY] * 3}, 422, "invalid-request", "candidates.0.vectors"),
         ({"candidates": [NARROW] * 3}, 422, "dimension-mismatch", "candidates.0.vectors"),
     ],

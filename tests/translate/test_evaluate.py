@@ -71,7 +71,6 @@ def test_a_key_that_reads_may_ask_and_one_that_writes_may_leave_a_job(
     ("change", "status", "code", "field", "rows"),
     [
         ({"vectors": ..., "native": ...}, 422, "missing-field", "vectors", None),
-        ({"source": "unknown"}, 404, "encoder-not-found", "source", None),
         ({"vectors": [[1.0] * 8, [1.0] * 7, [2.0] * 8]}, 422, "ragged-rows", "vectors", [1]),
         ({"corpus": [[1.0] * 8] * 30}, 422, "dimension-mismatch", "corpus", None),
         ({"corpus": [[1.0] * 6] * 2001}, 413, "too-many-vectors", "corpus", None),

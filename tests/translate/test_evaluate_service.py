@@ -34,25 +34,21 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
     assert not (stocked_services.blobs.root / blob[:2] / blob).exists()
 
 
-def test_a_set_that_was_deleted_meanwhile_fails_the_job_with_a_reason(stocked_services, queued):
-    job, _ = queued
+def test_a_set_that_was_deleted_or_made_anew_meanwhile_fails_the_job_with_a_reason(
+    stocked_services, queued
+):
+    job, asked = queued
     anchor_sets.delete_anchor_set(stocked_services, CONTEXT, "s")
     row = run(stocked_services, job)
     assert row.state == "failed"
     assert (row.error["code"], row.error["field"]) == ("anchor-set-not-found", "anchor_set")
-
-
-def test_an_encoder_that_was_made_anew_with_another_dimension_fails_the_job_with_a_reason(
-    stocked_services, queued
-):
-    job, _ = queued
-    anchor_sets.delete_anchor_set(stocked_services, CONTEXT, "s")
+    later = evaluate_later(stocked_services, CONTEXT, asked)
     encoders.delete_encoder(stocked_services, CONTEXT, "b")
     create_encoder(stocked_services, "b", 4)
     anchor_sets.create_anchor_set(
         stocked_services, CONTEXT, name="s", embeddings={"a": some(12, 3), "b": some(12, 4)}
     )
-    row = run(stocked_services, job)
+    row = run(stocked_services, later)
     assert (row.state, row.error["code"]) == ("failed", "dimension-mismatch")
     # both have its dimension, and a file of tensors has no order
     assert row.error["field"] in ("native", "corpus")

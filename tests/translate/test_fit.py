@@ -6,13 +6,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import pytest
 import torch
 from sqlalchemy import text
 
 from app.db import tables
 from app.db.cache import Cache
-from app.errors import BlobMissing
 from app.translate import fit as translators
 from app.translate import queries
 from app.translate import service as apply
@@ -22,10 +20,6 @@ from tests.helpers import CONTEXT, PROJECT, another_process, some
 
 def request(method="irp", **options):
     return FitRequest("a", "b", "s", method, options)
-
-
-def _pair(services):
-    return translators.find_pair(services, PROJECT, request())
 
 
 def test_a_fit_from_an_encoder_to_itself_travels_between_processes(
@@ -51,7 +45,7 @@ def test_two_processes_that_first_fit_one_translator_at_once_both_answer(
 ):
     """One has inserted the row and not committed it yet when the other looks for it."""
     services = stock_services(on_postgres)
-    source, target = _pair(services)
+    source, target = translators.find_pair(services, PROJECT, request())
     content = translators.fit(services, CONTEXT, source, target, request()).id
     with services.db.transaction() as session:
         queries.find(session, PROJECT, content)
@@ -72,32 +66,9 @@ def test_two_processes_that_first_fit_one_translator_at_once_both_answer(
         assert second.result().id == content
 
 
-def test_without_any_cache_answers_are_the_same(stocked_services):
-    vectors = some(4, 3, seed=9)
-    warm = apply.apply_map(stocked_services, CONTEXT, apply.Translation(request()), vectors=vectors)
-    cold_services = replace(another_process(stocked_services), cache=Cache(0))
-    for _ in range(2):
-        cold = apply.apply_map(
-            cold_services, CONTEXT, apply.Translation(request()), vectors=vectors
-        )
-        assert torch.equal(cold.output.vectors, warm.output.vectors)
-        assert cold.served.id == warm.served.id
-    cold_services.close()
-    with stocked_services.db.transaction() as session:
-        assert session.query(tables.TranslatorRow).count() == 1
-
-
 def test_auto_keeps_the_cosine_for_a_head_that_answers_numbers(stocked_services):
     pair = translators.find_pair(stocked_services, PROJECT, request("auto"))
     for numbers, power in ((False, 0.25), (True, 0.0)):
         asked = replace(request("auto"), numbers=numbers)
         method, options = translators.choose_method(*pair, asked)
         assert (method, options["decode_power"]) == ("graded", power)
-
-
-def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked_services):
-    digest = _pair(stocked_services)[0].blob
-    path = stocked_services.blobs.root / digest[:2] / digest
-    path.write_bytes(path.read_bytes()[:-1] + b"\7")
-    with pytest.raises(BlobMissing, match="anchor set 's' is damaged"):
-        apply.apply_map(stocked_services, CONTEXT, apply.Translation(request()), vectors=some(2, 3))

@@ -97,14 +97,3 @@ def test_a_sample_of_the_target_serves_both_directions(mixed):
         assert float(found.counted[OWN:].double().mean()) < 0.1
         codes = [each.code for each in warnings_about_pair(mixed, *pair)]
         assert codes.count("foreign-anchors") == 1
-
-
-def test_anchors_of_the_store_are_all_used_and_nothing_is_warned_of(mixed):
-    put_sample(mixed, name="own")
-    request = replace(REQUEST, anchor_set="own")
-    pair = translators.find_pair(mixed, PROJECT, request)
-    assert fit_anchors.find_anchors(mixed, *pair) is fit_anchors.ALL_ANCHORS
-    assert "foreign-anchors" not in [each.code for each in warnings_about_pair(mixed, *pair)]
-    row = row_of(mixed, translate(mixed, request))
-    assert row.weights is None
-    assert row.report["weights"]["store"]["verdict"] == "no-foreign-anchors"
