@@ -24,7 +24,6 @@ from sklearn.preprocessing import Normalizer, StandardScaler
 LINEAR: dict[str, Any] = {
     "logistic": LogisticRegression(C=10),
     "svc": svm.LinearSVC(),
-    "scaled": make_pipeline(StandardScaler(), LogisticRegression(C=0.1)),
     "normalised": make_pipeline(Normalizer(), StandardScaler(), svm.LinearSVC(C=0.1)),
     "projected": make_pipeline(decomposition.PCA(16), LinearDiscriminantAnalysis()),
     "searched": GridSearchCV(RidgeClassifier(), {"alpha": [1.0, 3.0]}, cv=2),

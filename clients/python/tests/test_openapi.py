@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from anchorage_client import Client, Predictions, RelativeVectors, Translation
+from anchorage_client import Client
 from anchorage_client._sync import anchors, resources, stores, translators
 from anchorage_client._sync.jobs import Job
 from app.main import create_app
@@ -68,13 +67,6 @@ OTHER_NAMES = {"input": "inputs", "input_type": "role", "model": "id"}
 #: parameters that are not fields of the service
 CLIENT_ONLY = {"self", "as_job", "progress", "fields", "total", "timeout"}
 CLIENT_ONLY |= {"query_ids", "document_ids"}  # `evaluate` makes rows of them
-
-#: methods whose answers are dataclasses, with the members that have another place there
-ANSWERS = {
-    "translate": (Translation, {"count", "dim"}),
-    "relative": (RelativeVectors, {"count", "dim"}),
-    "stitch": (Predictions, set()),
-}
 
 
 @pytest.fixture(scope="module")
@@ -141,12 +133,3 @@ def test_the_parameters_of_a_method_are_the_fields_of_its_operation(document):
             }
     assert {name: each for name, each in missing.items() if each} == {}
     assert {name: each for name, each in unknown.items() if each} == {}
-
-
-@pytest.mark.parametrize("name", ANSWERS)
-def test_every_member_of_an_answer_with_vectors_is_kept(document, name):
-    kind, elsewhere = ANSWERS[name]
-    operation = dict(operations(document))[name]
-    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
-    members = set(resolve(document, schema)["properties"])
-    assert members - elsewhere == {field.name for field in dataclasses.fields(kind)}

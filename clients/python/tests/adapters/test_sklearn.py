@@ -6,11 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
-from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
 
 from anchorage_client.adapters.sklearn import AnchorageTranslator, AnchorageVectorizer
 
@@ -33,23 +29,6 @@ def test_transform_equals_the_service_and_needs_it_no_more(texts):
         clone(translator).transform(old)
 
 
-def test_a_pipeline_is_cloned_searched_and_pickled(texts):
-    sentences, labels = texts.sentences[:70], [len(text) > 50 for text in texts.sentences[:60]]
-    assert len(set(labels)) == 2
-    pipeline = make_pipeline(
-        AnchorageVectorizer("old", url=texts.url),
-        AnchorageTranslator("old", "new", "faq", url=texts.url),
-        LogisticRegression(max_iter=500),
-    )
-    search = GridSearchCV(
-        pipeline, {"anchoragetranslator__method": ["irp", "irp-ridge"]}, cv=2, error_score="raise"
-    )
-    search.fit(np.array(sentences[:60]), labels)
-    again = pickle.loads(pickle.dumps(search.best_estimator_))  # noqa: S301
-    assert list(again.predict(sentences[60:70])) == list(search.predict(sentences[60:70]))
-    assert clone(pipeline).get_params()["anchoragevectorizer__model"] == "old"
-
-
 def test_one_column_of_a_frame_or_an_array_is_texts(texts):
     few = texts.sentences[:10]
     vectorizer = AnchorageVectorizer("old", url=texts.url)
@@ -57,10 +36,6 @@ def test_one_column_of_a_frame_or_an_array_is_texts(texts):
     frame = pd.DataFrame({"text": few, "size": range(10)})
     for column in (frame[["text"]], frame["text"], np.array(few)[:, None]):
         np.testing.assert_allclose(vectorizer.transform(column), expected, rtol=0, atol=1e-5)
-    columns = ColumnTransformer([("t", vectorizer, ["text"]), ("n", "passthrough", ["size"])])
-    found = columns.fit_transform(frame)
-    np.testing.assert_allclose(found[:, :256], expected, rtol=0, atol=1e-5)
-    assert list(columns.get_feature_names_out())[-1] == "n__size"
 
 
 def test_items_that_are_no_texts_are_refused():

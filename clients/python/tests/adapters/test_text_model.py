@@ -3,8 +3,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,22 +14,6 @@ from anchorage_client import (
 )
 from anchorage_client.adapters.encode import Encoder
 from anchorage_client.adapters.text_model import TextModel
-
-FRAMEWORKS = {"haystack", "langchain_core", "llama_index", "sklearn"}
-FRAMEWORKS |= {"psycopg", "qdrant_client", "torch"}
-
-
-def test_a_module_imports_its_own_framework_only():
-    """In a new process: what it has loaded after an import of the modules."""
-    script = f"""
-import sys, anchorage_client.adapters.encode, anchorage_client.cascade
-print(*({FRAMEWORKS} & set(sys.modules)))
-import anchorage_client.adapters.langchain, anchorage_client.cascade.langchain
-print(*({FRAMEWORKS} & set(sys.modules)))
-"""
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["", "langchain_core"]
 
 
 def test_batches_become_one_matrix_and_copies_and_closed_models_open_a_connection(texts):

@@ -135,11 +135,6 @@ QUESTION = "Where is my card?"
 def test_fuse_mixes_in_the_old_score(texts, index):
     names = {**texts.pair, "mode": "fuse", "candidates": 50}
     fused = Cascade(texts.client, index, **names)
-    found = sum(
-        row in {hit.candidate.metadata["row"] for hit in fused.search(texts.sentences[row], 3)}
-        for row in range(20)
-    )
-    assert found >= 18
     asked: list[str] = []
 
     def embed(model: str, text: str) -> list[float]:
@@ -155,7 +150,6 @@ def test_fuse_mixes_in_the_old_score(texts, index):
     assert [h.score for h in old_only.search(QUESTION, 5)] != [hit.score for hit in hits]
 
 
-#: native scores without a deadline that a busy machine misses
 def test_nodes_that_llamaindex_stored_come_back_and_an_empty_index_has_none(
     texts, qdrant, old_vectors
 ):
