@@ -29,10 +29,7 @@ def main() -> None:
     seed = int(time.time()) if options.seed is None else options.seed
     print(f"SEED={seed}", flush=True)
     tally = Tally()
-    kinds = options.store or KINDS
-    if options.fill == "embed":  # tests.torture.kills does it to pgvector
-        kinds = [kind for kind in kinds if kind != "pgvector"]
-    shares = {kind: SHARES.get(kind, 1) for kind in kinds}
+    shares = {kind: SHARES.get(kind, 1) for kind in options.store or KINDS}
     try:
         for kind, share in shares.items():
             seconds = 60 * options.minutes * share / sum(shares.values())

@@ -36,7 +36,7 @@ class Dumps:
             self._command("pg_dump", "-Fc", "-f", str(file), table.url)
             self._command("pg_restore", "-1", "-e", "-d", url, str(file))
             tally.count("dumps", "restored")
-            table.compare(table.read(url), "restored")
+            table.compare_rows("restored", url)
             compare_definitions(url, tally, "restored", unvalidated=True)
             self._go_on(url, draw)
         except subprocess.CalledProcessError as error:
@@ -73,7 +73,7 @@ class Dumps:
             tally.say(f"restored, {step}: {str(error)[:200]}")
         finally:
             store.close()
-        table.compare(table.read(url), f"restored, {step}")
+        table.compare_rows(f"restored, {step}", url)
         compare_definitions(url, tally, f"restored, {step}", unvalidated=bool(refusal))
         if not refusal and step != "rollback" and (names := table.leftovers(url)):
             tally.fault("leftovers", f"after a restore and {step}: {names}")

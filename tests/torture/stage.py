@@ -49,7 +49,7 @@ def torture_kind(
             server = PgvectorServer()
             ending.callback(server.close)
             server.create()
-            world: World = Table(server, folder, tally, seed, rows)
+            world: World = Table(server, folder, tally, seed, rows, embeds=embeds)
         else:
             world = Collection(CASES[kind], folder, tally, seed, embeds=embeds)
         ending.callback(world.close)

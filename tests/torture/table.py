@@ -15,16 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psycopg
 
 from tests.pgvector_server import PgvectorServer
 from tests.stores.pgvector.catalogue import leftovers
 from tests.torture.definitions import Alterations, compare_definitions
 from tests.torture.dumps import Dumps
-from tests.torture.service import SOURCE_DIM, vector_of
+from tests.torture.endpoint import vector_of_text
+from tests.torture.service import NAME_OF_DIM, SOURCE_DIM, vector_of
 from tests.torture.tally import Tally
 from tests.torture.world import CLIENTS, Row, World
-from tests.waiting import slack
+from tests.waiting import slack, until
 
 #: `{s}` is the schema: live or control
 SCHEMA = f"""
@@ -132,18 +134,33 @@ VIOLATIONS = {
 #: what a client may get: another dimension at a switch, locks, a killed backend, an old plan
 EXPECTED = ("22000", "40P01", "55P03", "57P01", "0A000", "40001", "08", "lost")
 SHARED = 8
+#: largest difference of a number from that of the encoder
+CLOSE = 1e-5
 LOCK_TIMEOUT_MS = 20_000
 
 
 class Table(World):
-    """Both tables, in a database `shop`."""
+    """Both tables, in a database `shop`.
+
+    embeds  rows have the vectors of their bodies, which clients always write with these
+    """
 
     kind = "pgvector"
 
     def __init__(
-        self, server: PgvectorServer, folder: Path, tally: Tally, seed: int, rows: int
+        self,
+        server: PgvectorServer,
+        folder: Path,
+        tally: Tally,
+        seed: int,
+        rows: int,
+        *,
+        embeds: bool = False,
     ) -> None:
         super().__init__(tally, seed, rows)
+        self.embeds = embeds
+        if embeds:
+            self.tolerances = (CLOSE, CLOSE)
         server.execute("CREATE DATABASE shop", "CREATE ROLE torture_reader")
         self.url = server.url.replace("/postgres?", "/shop?")
         self._alterations = Alterations(self)
@@ -162,10 +179,12 @@ class Table(World):
     def begin(self, pace: float) -> None:
         # Until a vacuum, each write leaves a dead entry in the index, which a search reads as well.
         fields: dict[str, Any] = {"vector_field": "embedding", "options": {"ef_search": 400}}
+        if self.embeds:
+            fields["text_field"] = "body"
         self.service.register("pgvector", "live.docs", **fields)
         for client in self.clients:
             self.repeat(f"client {client.number}", 1 / 25, client.act)
-        self.repeat("watch", 1, lambda draw: self.check("while clients write"))
+        self.repeat("watch", 1, lambda draw: self.compare_rows("while clients write"))
         self.repeat("alterations", 8 * pace, self._alterations.alter)
         self.repeat("dumps", 15 * pace, self._dumps.dump)
         for name, every_s in (("client", 4), ("anchorage", 8)):
@@ -181,7 +200,36 @@ class Table(World):
     def read(self, url: str | None = None) -> Iterable[Row]:
         """Return all rows of both tables in this database, or in a copy of it, in one snapshot."""
         with psycopg.connect(url or self.url, autocommit=True) as connection:
-            return [Row(*row) for row in connection.execute(ROWS).fetchall()]
+            rows = [Row(*row) for row in connection.execute(ROWS).fetchall()]
+        return [self._of_text(row) for row in rows] if self.embeds else rows
+
+    @staticmethod
+    def _of_text(row: Row) -> Row:
+        """Return the row with the vector of its text as the one that was written."""
+        if row.expected is None or row.wrote is None or row.vector is None:
+            return row
+        dim = len(row.vector)
+        wrote = vector_of_text(NAME_OF_DIM[dim], row.expected["body"], dim)
+        # The service writes vectors again after a switch, and the client's trigger counts that.
+        expected, found = (side and {**side, "changed": None} for side in (row.expected, row.found))
+        return row._replace(expected=expected, found=found, wrote=wrote, moved=False)
+
+    def compare_rows(self, where: str, url: str | None = None) -> None:
+        """Compare rows at any moment: those that a switch has translated are not yet embedded."""
+        rows = self.read(url)
+        self.compare([row._replace(wrote=row.vector) if self.embeds else row for row in rows], where)
+
+    def check(self, where: str) -> None:
+        if self.embeds:
+            until(self._is_embedded, 60, every_s=0.5)
+        super().check(where)
+
+    def _is_embedded(self) -> bool:
+        return all(
+            np.abs(row.wrote - row.vector).max() <= CLOSE
+            for row in self.read()
+            if row.wrote is not None and row.vector is not None
+        )
 
     def leftovers(self, url: str | None = None) -> list[str]:
         """Return names of ours in this database, or in a copy of it."""
@@ -303,6 +351,14 @@ class Client:
         values["other"] = self._new_id() if kind == "move key" else draw.choice(self._own or [id])
         values["parent"] = draw.randint(1, 3)
         values["body"] += " " + "x" * draw.randint(0, 60)
+        if self._table.embeds:
+            if kind == "update payload":
+                kind = "update"
+            found = None
+            if kind == "update vector":
+                query = "SELECT body FROM live.docs WHERE id = %s"
+                found = cursor.execute(query, [id]).fetchone()
+            values["vector"] = self._vector(found[0] if found else values["body"])
         if draw.random() < 0.02:
             values["vector"] = None
         if races:
@@ -327,15 +383,21 @@ class Client:
 
     def _values(self, id: int) -> dict[str, Any]:
         self._serial += CLIENTS
-        vector = vector_of(self._serial * 7 + 1_000_003, self._table.dim)
+        vector = vector_of(self._serial * 7 + 1_000_003, self._table.dim).tolist()
+        if self._table.embeds:
+            vector = self._vector(f"body {self._serial}")
         return {
             "id": id,
             "number": 20_000_000 + self._serial,
             "slug": f"slug of {self._serial}",
             "body": f"body {self._serial}",
             "parent": 1,
-            "vector": vector.tolist(),
+            "vector": vector,
         }
+
+    def _vector(self, body: str) -> list[float]:
+        dim = self._table.dim
+        return vector_of_text(NAME_OF_DIM[dim], body, dim).tolist()
 
     def _both(self, cursor: Any, kind: str, values: dict[str, Any]) -> int:
         """Run a statement on both tables; the number of rows that it changed."""
