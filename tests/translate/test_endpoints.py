@@ -36,10 +36,10 @@ def test_relative_vectors_are_the_centred_cosines_to_the_anchors(relate, embeddi
     assert (answer["count"], answer["dim"]) == (7, 40)
     assert answer["flags"] == [{"row": 6, "code": "equals-anchor-mean"}]
     assert not np.any(answer["vectors"][6])
-    unit, centred = anchors - anchors.mean(axis=0), vectors - anchors.mean(axis=0)
+    unit, centred = anchors - anchors.mean(axis=0), vectors[:6] - anchors.mean(axis=0)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     centred /= np.linalg.norm(centred, axis=1, keepdims=True)
-    np.testing.assert_allclose(answer["vectors"][:6], centred[:6] @ unit.T, atol=1e-5)
+    np.testing.assert_allclose(answer["vectors"][:6], centred @ unit.T, atol=1e-5)
 
 
 @pytest.mark.parametrize(
