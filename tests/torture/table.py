@@ -217,7 +217,9 @@ class Table(World):
     def compare_rows(self, where: str, url: str | None = None) -> None:
         """Compare rows at any moment: those that a switch has translated are not yet embedded."""
         rows = self.read(url)
-        self.compare([row._replace(wrote=row.vector) if self.embeds else row for row in rows], where)
+        self.compare(
+            [row._replace(wrote=row.vector) if self.embeds else row for row in rows], where
+        )
 
     def check(self, where: str) -> None:
         if self.embeds:

@@ -18,7 +18,14 @@ import psycopg
 from pgvector import HalfVector, Vector
 from psycopg import sql
 
-from app.errors import DimensionMismatch, NonFinite, StoreChanged, StoreUnavailable, WrongState
+from app.errors import (
+    DimensionMismatch,
+    NonFinite,
+    StoreChanged,
+    StoreRefused,
+    StoreUnavailable,
+    WrongState,
+)
 from app.stores.pgvector.checks import (
     new_type,
     require_capture,
@@ -35,7 +42,15 @@ from app.stores.pgvector.second_table import (
     differing_texts,
     start_capture,
 )
-from app.stores.pgvector.tables import PgLayout, PgState, PgTable, load_layout, name_of, traces_of
+from app.stores.pgvector.tables import (
+    PgLayout,
+    PgState,
+    PgTable,
+    load_layout,
+    name_of,
+    states_of,
+    traces_of,
+)
 from app.stores.port import Changes, Migration, Page, StoreId, StoreLocation, StoreVectors
 
 #: captured writes of one transaction, which locks their rows
@@ -323,8 +338,14 @@ class PgNewVectors(Migration):
             self._require_no_traces(connection)
             # Refused by the server where row security hides rows from the role.
             connection.run("SELECT FROM {} LIMIT 0", layout.seen.identifier)
+            for other in states_of(layout.seen):  # of other rows of the table
+                raise StoreRefused(
+                    f"Another migration, {other.tag}, is in progress on the table. Finish or "
+                    "abandon it first."
+                )
             self._create_second(layout)
-            state = PgState(self.tag, "prepared", layout.seen.name)
+            where = self.location.options.get("where") or None
+            state = PgState(self.tag, "prepared", layout.seen.name, where=where)
             layout = replace(layout, moving=state)
             create_queue(layout)
             start_capture(layout.seen, self.tag)

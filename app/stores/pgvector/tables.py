@@ -8,7 +8,7 @@ changes it in its own transaction.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -270,12 +270,14 @@ class PgState:
     phase  prepared, cut-over or rolled-back
     table  name of the collection in its schema
     files  numbers of both tables' files, when their rows were last known to be the same
+    where  the rows of the store, if it has not all
     """
 
     tag: str
     phase: str
     table: str
     files: Sequence[Sequence[int]] = ()
+    where: Mapping[str, Any] | None = None
 
     @property
     def hidden(self) -> str:
@@ -447,12 +449,8 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
             field="collection",
         )
     seen = load_table(connection, oid, location)
-    # Anybody may create a table with such a name and comment, but not for the owner.
-    states = [
-        state
-        for owner, state in states_of(connection, seen.schema)
-        if (owner, state.table) == (seen.owner, seen.name)
-    ]
+    where = location.options.get("where") or None
+    states = [state for state in states_of(seen) if state.where == where]
     if not states:
         return PgLayout(seen)
     if len(states) > 1:
@@ -475,14 +473,17 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
     return PgLayout(seen, other, state)
 
 
-def states_of(connection: StoreConnection, schema: str) -> list[tuple[str, PgState]]:
-    """Return the states in the comments of queue tables, each with the owner of its table."""
+def states_of(table: PgTable) -> list[PgState]:
+    """Return the states of migrations of a table, from the comments of queue tables."""
     states = []
-    for owner, text in connection.execute(_STATES, [schema]).fetchall():
+    # Anybody may create a table with such a name and comment, but not for the owner.
+    for owner, text in table.connection.execute(_STATES, [table.schema]).fetchall():
         with suppress(ValueError, TypeError, KeyError):  # somebody else's comment
             state = json.loads(text or "")["state"]  # of earlier versions, with further members
             known = {name: state[name] for name in PgState.__dataclass_fields__ if name in state}
-            states.append((owner, PgState(**known)))
+            made = PgState(**known)
+            if (owner, made.table) == (table.owner, table.name):
+                states.append(made)
     return states
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import InvalidFilter, InvalidOption, StoreUnsupported
+from app.errors import InvalidFilter, InvalidOption, StoreRefused, StoreUnsupported
 from app.stores.port import Search
 from tests.stores.pgvector.tables import (
     NEW_DIM,
@@ -86,6 +86,10 @@ def test_a_store_sees_and_moves_only_its_rows(shared: Table) -> None:
     for id, vector in ((0, written[0]), (4, written[5]), (31, written[3])):
         assert np.allclose(found[id], translate(None, vector), atol=1e-5)
     assert store.search(Search(translate(None, written[:1]), 1, side="new"))[0].ids == [0]
+    theirs = shared.store(options={"where": {"tenant": 8}})  # which is not cut over
+    assert (theirs.facts().rows, len(theirs.scroll(None, 50).ids)) == (20, 20)
+    with pytest.raises(StoreRefused, match=f"{TAG}, is in progress on the table"):
+        theirs.migration("0decade5", 12).prepare()
     add(shared, 32, 7, "it's", translate(None, written[8]))
     migration.rollback(translate_back)
     found = dict(zip(*_rows(store, "old"), strict=True))
