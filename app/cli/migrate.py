@@ -113,7 +113,7 @@ def migrate(
     if layout is not None:
         table, fields = fill_in(layout, source, table, name)
     if where:
-        fields["options"] = {"where": dict(each.split("=", 1) for each in where)}
+        fields["options"] = {"where": dict(each.partition("=")[::2] for each in where)}
     if table is not None:
         place = Source(source, kind, table, name, **fields)
     elif "://" in source:

@@ -48,12 +48,8 @@ class SearchIndex:
     expression: str | None = None
 
     @property
-    def signs(self) -> bool:
-        return self.type_text.startswith("bit")
-
-    def rows_for(self, k: int) -> int:
-        """Return how many rows a search asks the index for."""
-        return SIGNS_A_RESULT * k if self.signs else k
+    def rows_a_result(self) -> int:
+        return SIGNS_A_RESULT if self.type_text.startswith("bit") else 1
 
     def distance(self, table: PgTable, operator: sql.SQL) -> sql.Composable:
         """Return the distance of rows of a table to a parameter, as the index orders them."""
@@ -66,7 +62,7 @@ class SearchIndex:
             sql.SQL(re.sub(r"\(\d+\)", size, each)) for each in (self.expression, self.type_text)
         )
         query = sql.SQL("%s::{}").format(table.vector_type)
-        if self.signs:
+        if self.rows_a_result > 1:
             query, operator = sql.SQL("binary_quantize({})").format(query), sql.SQL("<~>")
         return sql.SQL("{} {} {}::{}").format(expression, operator, query, type_text)
 

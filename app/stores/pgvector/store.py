@@ -222,7 +222,7 @@ class PgvectorStore(Store):
                 condition=condition,
                 order=order.distance(place, _DISTANCES[metric]),
             )
-            limit = order.rows_for(wanted.k)
+            limit = wanted.k * order.rows_a_result
             cursor = connection.cursor(binary=True)
             rows = cursor.execute(statement, [query, *values, query, limit]).fetchall()
             return sorted(rows, key=lambda row: float(row[1]))[: wanted.k]
@@ -271,7 +271,7 @@ class PgvectorStore(Store):
                 "`ef_search` is a number from 1 to 1000, and `probes` one from 1 to 32768.",
                 field="options",
             )
-        rows = wanted.k if index is None else index.rows_for(wanted.k)
+        rows = wanted.k if index is None else wanted.k * index.rows_a_result
         settings = {
             "enable_indexscan": "on",
             "hnsw.ef_search": str(max(int(ef), min(rows, MAX_EF))),
