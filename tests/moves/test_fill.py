@@ -17,7 +17,6 @@ import torch
 from app.anchors import from_store
 from app.context import Limits, Services
 from app.encoders import service as encoders
-from app.encoders.models.options import RemoteOptions
 from app.encoders.models.pool import EncoderPool
 from app.encoders.models.remote import endpoint as endpoint_module
 from app.encoders.schemas import NewEncoder
@@ -415,7 +414,7 @@ def test_texts_beyond_the_servers_limit_are_cut_and_counted(
 
 def test_a_target_too_wide_for_the_index_is_refused(table: Table, endpoint: FakeEndpoint) -> None:
     create_remote(table.services, endpoint, "wide", dim=4001)
-    with pytest.raises(StoreUnsupported, match="at most 4000, or drop"):
+    with pytest.raises(StoreUnsupported, match="at most 4000, or index"):
         plan(table, target="wide")
 
 
@@ -571,8 +570,8 @@ def test_an_endpoint_that_answers_nonsense_pauses_the_run_and_says_why(
 ) -> None:
     """None: it accepts the request and stays silent. Then it is as before."""
     monkeypatch.setattr(fill, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(RemoteOptions.model_fields["timeout_s"], "default", 1.0)
-    moving = plan(table)
+    create_remote(table.services, endpoint, "hasty", timeout_s=1)
+    moving = plan(table, target="hasty")
     ended = threading.Event()
 
     def behave(handler: Any) -> None:

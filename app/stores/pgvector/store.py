@@ -200,8 +200,8 @@ class PgvectorStore(Store):
     ) -> list[list[Any]]:
         """Return key, distance and perhaps vector of the nearest rows of each query.
 
-        Where the index finds fewer than k, all rows are compared: a filter may match rows that are
-        far from the query. It sets options of the transaction.
+        Where the index finds fewer than k of a filter's rows, all of these are compared: they may
+        be far from the query. It sets options of the transaction.
         """
         connection, place = layout.connection, layout.table(wanted.side)
         column = sql.Identifier("v", place.vectors.name)
@@ -229,12 +229,13 @@ class PgvectorStore(Store):
 
         answers = []
         settings = {"row_security": "on"} | self._index_settings(connection, wanted, index)
+        may_lack = index is not None and bool(wanted.filter or place.selected)
         for query in wanted.queries.astype(np.float32):
             rows: list[Any] = []
             if not wanted.exact:
                 self._set(connection, settings)
                 rows = ask(query, index or of_column)
-            if wanted.exact or (index is not None and len(rows) < wanted.k):
+            if wanted.exact or (may_lack and len(rows) < wanted.k):
                 limit = SHORT_STATEMENT_S if wanted.exact else FEW_ROWS_S
                 all_rows = {"enable_indexscan": "off", "statement_timeout": f"{limit}s"}
                 try:
