@@ -78,7 +78,8 @@ class Source:
             undo.callback(process.terminate)
             typer.echo(
                 f"It goes on after the command. `kill {process.pid}` stops it, and this starts it "
-                f"again: {self.setting} anchorage serve",
+                f"again: {self.setting} anchorage serve --port {there.port or 80} "
+                f"--data-dir {self.settings.data_dir.resolve()}",
                 err=True,
             )
 
