@@ -61,7 +61,7 @@ OVER = {
     "app/encoders": 3_411,
     "app/moves": 3_678,
     "app/openai": 726,
-    "app/stores": 7_850,
+    "app/stores": 7_845,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62

@@ -26,7 +26,7 @@ class Layout:
     collections: str | None = None
 
 
-#: as the projects create them; docs/how-to/pgvector.md names their versions
+#: as the projects create them; docs/reference/cli.md names their versions
 LAYOUTS = {
     "langchain": Layout(
         "document",

@@ -104,7 +104,7 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
         names = aliases_of(session, row)
         encoders = resources.encoders_but(session, row.project, EncoderKind.external)
     pairs = [each for each in find_pairs(services, row.project) if each.source == row.encoder.name]
-    if move is not None and move.state == MigrationState.finished:  # nobody wants to go back
+    if move is not None and move.state == MigrationState.finished:  # there is no way back
         pairs = [each for each in pairs if each.target != move.row.plan["source"]]
     values = {
         "move": move,

@@ -424,6 +424,21 @@ def test_a_store_without_texts_says_so(table: Table) -> None:
         plan(table)
 
 
+def be_refused(table: Table, moving: Moving, step: str, vector: np.ndarray) -> None:
+    """Take a step that the store refuses, after it has translated a row that a client inserts."""
+    store = open_migration(table.services, moving.row).live
+
+    def refuse(self: Any, translate: Any) -> Any:
+        table.insert(ROWS, vector)
+        self._drain(translate, time.monotonic() + 10)
+        raise StoreChanged("An index is missing.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(store), step, refuse)
+        with pytest.raises(StoreChanged):
+            steps.take_step(table.services, CONTEXT, moving.id, step)
+
+
 @pytest.mark.parametrize("runs_again", [False, True])
 def test_a_cutover_that_the_store_refuses_leaves_no_translated_vector(
     table: Table, runs_again: bool
@@ -432,17 +447,7 @@ def test_a_cutover_that_the_store_refuses_leaves_no_translated_vector(
     moving = plan(table)
     moving.do("run")
     moving.do("verify")
-    store = open_migration(table.services, moving.row).live
-
-    def refuse(self: Any, translate: Any) -> Any:
-        table.insert(ROWS, old_vectors(1, 93))
-        self._drain(translate, time.monotonic() + 10)
-        raise StoreChanged("An index is missing.")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(store), "cutover", refuse)
-        with pytest.raises(StoreChanged):
-            steps.take_step(table.services, CONTEXT, moving.id, "cutover")
+    be_refused(table, moving, "cutover", old_vectors(1, 93))
     assert wrong_rows(moving) == {9, ROWS}
     if runs_again:
         tokens = moving.now.progress["tokens"]
@@ -486,17 +491,7 @@ def test_a_rollback_after_a_refused_one_leaves_no_translated_vector(
     for action in ("run", "verify"):
         moving.do(action)
     steps.take_step(table.services, CONTEXT, moving.id, "cutover")
-    store = open_migration(table.services, moving.row).live
-
-    def refuse(self: Any, translate: Any) -> Any:
-        table.insert(ROWS, np.stack([expected_vector(f"row {ROWS}")]))
-        self._drain(translate, time.monotonic() + 10)
-        raise StoreChanged("An index is missing.")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(store), "rollback", refuse)
-        with pytest.raises(StoreChanged):
-            steps.take_step(table.services, CONTEXT, moving.id, "rollback")
+    be_refused(table, moving, "rollback", np.stack([expected_vector(f"row {ROWS}")]))
     steps.take_step(table.services, CONTEXT, moving.id, "rollback")
     until(lambda: sync.sync_all(table.services) >= 0 and not moving.now.row.position.get("window"))
     found = table.read()[ROWS][0]

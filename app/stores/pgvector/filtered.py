@@ -17,7 +17,7 @@ from app.stores.pgvector.following import CAPTURED_ROWS, Follower, save_state
 from app.stores.pgvector.locks import lock_all
 from app.stores.pgvector.migration import PgMigration
 from app.stores.pgvector.second_table import create_keys
-from app.stores.pgvector.tables import PgLayout, load_layout
+from app.stores.pgvector.tables import PgLayout, PgTable
 from app.stores.port import TranslateRows
 
 #: indexes that hold vectors of one size, and triggers with the statement that enables them again
@@ -63,16 +63,8 @@ class PgFilteredMigration(PgMigration):
     def copy_indexes(self) -> None:
         """Create none: the second table has only keys and vectors."""
 
-    def count(self) -> int:
-        with self.connections.use("to count new vectors", long=True) as connection:
-            layout = load_layout(connection, self.location)
-            if layout.moving is None:
-                return 0
-            new = layout.table("new")
-            query = sql.SQL("SELECT count({}) FROM {} v").format(
-                sql.Identifier(new.vectors.name), new.rows
-            )
-            return int(connection.execute(query).fetchall()[0][0])
+    def _has_vector(self, new: PgTable) -> sql.Composable:
+        return sql.SQL("{} IS NOT NULL").format(sql.Identifier(new.vectors.name))
 
     def _exchange(
         self, translate: TranslateRows, to_new: bool, connection: StoreConnection

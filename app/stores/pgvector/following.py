@@ -344,8 +344,7 @@ class PgNewVectors(Migration):
                     "abandon it first."
                 )
             self._create_second(layout)
-            where = self.location.options.get("where") or None
-            state = PgState(self.tag, "prepared", layout.seen.name, where=where)
+            state = PgState(self.tag, "prepared", layout.seen.name, where=layout.seen.where)
             layout = replace(layout, moving=state)
             create_queue(layout)
             start_capture(layout.seen, self.tag)
@@ -383,14 +382,15 @@ class PgNewVectors(Migration):
             if layout.moving is None:
                 return 0
             new = layout.table("new")
-            [(count,)] = connection.run(
-                "SELECT count(*) FROM {} WHERE {} OPERATOR({}.<>) {}",
-                new.identifier,
-                new.vectors.name,
-                connection.extension,
-                new.zero,
-            ).fetchall()
+            query: LiteralString = "SELECT count(*) FROM {} v WHERE {}"
+            [(count,)] = connection.run(query, new.rows, self._has_vector(new)).fetchall()
             return int(count)
+
+    def _has_vector(self, new: PgTable) -> sql.Composable:
+        """Return the condition of a row with a new vector: not empty, and not zeros."""
+        template = sql.SQL("{} OPERATOR({}.<>) {}")
+        extension = sql.Identifier(new.connection.extension)
+        return template.format(sql.Identifier(new.vectors.name), extension, new.zero)
 
     def build_index(self) -> None:
         self.copy_indexes()

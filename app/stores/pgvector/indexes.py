@@ -39,7 +39,7 @@ SIGNS_A_RESULT = 10
 class SearchIndex:
     """An index.
 
-    expression  of which it is; None: of the column
+    expression  what it indexes; None: the column itself
     type_text   of what it holds, as `halfvec(3072)`
     """
 

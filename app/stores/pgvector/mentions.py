@@ -26,12 +26,13 @@ LIMIT 20"""
 
 def find_mentions(table: PgTable) -> list[StoreNote]:
     """Return what may expect vectors of the old size after a cutover."""
-    size = rf"\m(vector|halfvec)\({table.dim or table.read_dim()}\)"
+    dim = table.read_dim()
+    size = rf"\m(vector|halfvec)\({dim}\)"
     values = {"oid": table.oid, "column": table.vectors.name, "size": size}
     return [
         StoreNote(
             "mentions-vectors" if has_size else "mentions-table",
-            f"The {what} names vectors of {table.read_dim()} dimensions. It stays as it is, and "
+            f"The {what} names vectors of {dim} dimensions. It stays as it is, and "
             "fails after a cutover to another size: change it then."
             if has_size
             else f"The {what} names the table or its vectors, and stays as it is. Check that it "

@@ -77,7 +77,7 @@ def text_columns(table: PgTable, fields: Sequence[str], row: str) -> list[sql.Co
 
 
 class PgvectorStore(Store):
-    """One table. options: `ef_search`, `probes`, `iterative_scan` and `type`; see
+    """One table. options: `ef_search`, `probes`, `iterative_scan`, `type`, `where`; see
     docs/explanation/decisions.md.
     """
 
@@ -206,23 +206,24 @@ class PgvectorStore(Store):
         connection, place = layout.connection, layout.table(wanted.side)
         column = sql.Identifier("v", place.vectors.name)
         condition, values = where(wanted.filter or {}, layout.seen)
+        template = sql.SQL(
+            "SELECT {key}, {near} AS distance, {vector} FROM {table} v "
+            "WHERE {column} IS NOT NULL AND {condition} ORDER BY {order} LIMIT %s"
+        )
         of_column = SearchIndex(metric, "")
-        near = of_column.distance(place, _DISTANCES[metric])
+        names = {
+            "key": place.selected_key,
+            "near": of_column.distance(place, _DISTANCES[metric]),
+            "column": column,
+            "vector": column if wanted.vectors else sql.SQL("NULL"),
+            "table": place.rows,
+            "condition": condition,
+        }
+        of_all = template.format(**names, order=names["near"])
+        used = index or of_column
+        of_index = template.format(**names, order=used.distance(place, _DISTANCES[metric]))
 
-        def ask(query: StoreVectors, order: SearchIndex) -> list[Any]:
-            statement = sql.SQL(
-                "SELECT {key}, {near} AS distance, {vector} FROM {table} v "
-                "WHERE {column} IS NOT NULL AND {condition} ORDER BY {order} LIMIT %s"
-            ).format(
-                key=place.selected_key,
-                near=near,
-                column=column,
-                vector=column if wanted.vectors else sql.SQL("NULL"),
-                table=place.rows,
-                condition=condition,
-                order=order.distance(place, _DISTANCES[metric]),
-            )
-            limit = wanted.k * order.rows_a_result
+        def ask(query: StoreVectors, statement: sql.Composed, limit: int) -> list[Any]:
             cursor = connection.cursor(binary=True)
             rows = cursor.execute(statement, [query, *values, query, limit]).fetchall()
             return sorted(rows, key=lambda row: float(row[1]))[: wanted.k]
@@ -234,14 +235,14 @@ class PgvectorStore(Store):
             rows: list[Any] = []
             if not wanted.exact:
                 self._set(connection, settings)
-                rows = ask(query, index or of_column)
+                rows = ask(query, of_index, wanted.k * used.rows_a_result)
             if wanted.exact or (may_lack and len(rows) < wanted.k):
                 limit = SHORT_STATEMENT_S if wanted.exact else FEW_ROWS_S
                 all_rows = {"enable_indexscan": "off", "statement_timeout": f"{limit}s"}
                 try:
                     with connection.transaction():
                         self._set(connection, settings | all_rows)
-                        rows = ask(query, of_column)
+                        rows = ask(query, of_all, wanted.k)
                 except psycopg.errors.QueryCanceled:
                     if wanted.exact:
                         raise StoreUnsupported(

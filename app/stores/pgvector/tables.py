@@ -94,8 +94,9 @@ class PgColumn(NamedTuple):
 class PgTable:
     """A table with a key and a column of vectors, which a connection reads.
 
-    texts     names of the columns of which the text of a row is made
-    selected  the query of the rows that belong to the store; None: all
+    texts     names of the columns that make up the text of a row
+    where     values of columns in the rows of the store; None: it has all rows
+    selected  the query of these rows
     """
 
     connection: StoreConnection
@@ -107,6 +108,7 @@ class PgTable:
     key: PgColumn
     vectors: PgColumn
     texts: Sequence[str] = ()
+    where: Mapping[str, Any] | None = None
     selected: sql.Composable | None = None
 
     @property
@@ -380,7 +382,7 @@ def load_table(connection: StoreConnection, oid: int, location: StoreLocation) -
     texts = [each.name for each in columns if each.name in fields]
     table = PgTable(connection, oid, schema, name, owner, columns, key, vectors, texts)
     if wanted := location.options.get("where"):
-        table = replace(table, selected=select_rows(table, wanted))
+        table = replace(table, where=wanted, selected=select_rows(table, wanted))
     return table
 
 
@@ -449,8 +451,7 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
             field="collection",
         )
     seen = load_table(connection, oid, location)
-    where = location.options.get("where") or None
-    states = [state for state in states_of(seen) if state.where == where]
+    states = [state for state in states_of(seen) if state.where == seen.where]
     if not states:
         return PgLayout(seen)
     if len(states) > 1:

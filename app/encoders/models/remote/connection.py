@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None:  # nobody asked for it
+        if self._answer is None:  # an answer without a request
             self.close()
             return
         self._left -= len(data)
