@@ -206,13 +206,14 @@ class Table(World):
     @staticmethod
     def _of_text(row: Row) -> Row:
         """Return the row with the vector of its text as the one that was written."""
-        if row.expected is None or row.wrote is None or row.vector is None:
-            return row
-        dim = len(row.vector)
-        wrote = vector_of_text(NAME_OF_DIM[dim], row.expected["body"], dim)
         # The service writes vectors again after a switch, and the client's trigger counts that.
         expected, found = (side and {**side, "changed": None} for side in (row.expected, row.found))
-        return row._replace(expected=expected, found=found, wrote=wrote, moved=False)
+        row = row._replace(expected=expected, found=found)
+        if expected is None or row.wrote is None or row.vector is None:
+            return row
+        dim = len(row.vector)
+        wrote = vector_of_text(NAME_OF_DIM[dim], expected["body"], dim)
+        return row._replace(wrote=wrote, moved=False)
 
     def compare_rows(self, where: str, url: str | None = None) -> None:
         """Compare rows at any moment: those that a switch has translated are not yet embedded."""
