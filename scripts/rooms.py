@@ -59,9 +59,9 @@ ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.item
 #: rooms that are above their budgets, with the most lines that they may have until they are smaller
 OVER = {
     "app/encoders": 3_411,
-    "app/moves": 3_678,
+    "app/moves": 3_675,
     "app/openai": 726,
-    "app/stores": 7_845,
+    "app/stores": 7_849,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62

@@ -282,9 +282,6 @@ class MigrationContext:
         if after_cutover:
             translated = len(vectors) - made.encoded - len(missing)
             self.usage.add(old_embedded=made.encoded, old_translated=translated)
-        if len(missing) == 0:
-            self.live.apply(changes, vectors)
-            return
         kept = np.setdiff1d(np.arange(len(changes.ids)), missing)
         # A row without a direction has no new vector. Its old vector stays, for a rollback.
         gone = [] if after_cutover else [changes.ids[place] for place in missing.tolist()]

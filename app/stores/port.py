@@ -180,8 +180,9 @@ class Changes:
                which was made of it there is still right
     deleted    ids whose rows no longer exist
     token      what `apply` acknowledges
-    truncated  a client deleted all rows at once: it counts as one change
+    truncated  a client deleted all rows at once
     cut_over   whether the store says that clients see the new vectors; None if it cannot say
+    writes     how many `apply` acknowledges: a store may record each write of a row
     """
 
     ids: Sequence[StoreId]
@@ -191,9 +192,10 @@ class Changes:
     token: Any = None
     truncated: bool = False
     cut_over: bool | None = None
+    writes: int = 0
 
     def __len__(self) -> int:
-        return len(self.ids) + len(self.deleted) + self.truncated
+        return self.writes
 
 
 @dataclass(frozen=True)

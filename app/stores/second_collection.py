@@ -135,7 +135,7 @@ class SecondCollection(Migration):
         vectors = stack_rows(rows, self._store.dim_of(sides.place(source)))
         ids = [row.id for row in rows]
         same = self._with_same_text(rows, sides.place(opposite(source)))
-        return Changes(ids, vectors, gone, same, (source, rows))
+        return Changes(ids, vectors, gone, same, (source, rows), writes=len(ids) + len(gone))
 
     def _with_same_text(self, rows: Sequence[StoredRow], place: Any) -> list[StoreId]:
         """Return the rows that have the same text in another place."""

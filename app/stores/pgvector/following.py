@@ -111,6 +111,7 @@ class Follower:
             token=[seq for seq, *_ in found],
             truncated=any(key is None for _, key, _ in found),
             cut_over=self.layout.state.is_cut_over,
+            writes=len(found),
         )
 
     def write(self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool) -> None:

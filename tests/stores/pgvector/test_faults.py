@@ -61,7 +61,7 @@ def test_a_fault_within_a_write_or_a_cutover_leaves_nothing_half_written(table: 
             migration.cutover(translate)
         assert (store.facts().dim, migration.count()) == (4, number)
         assert np.allclose(migration.read([1]).vectors, translate([1], vectors_of(30)[[1]]))
-        assert len(migration.changes(10)) == 2
+        assert len(migration.changes(10).ids) == 2
     table.execute(f"DROP TRIGGER fail ON {{s}}.anchorage_{TAG}_new")
     migration.cutover(translate)
     assert store.facts().dim == NEW_DIM
