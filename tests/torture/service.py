@@ -85,6 +85,8 @@ class Service:
         """Translate vectors to the other encoder, which their dimension tells."""
         source = NAME_OF_DIM[vectors.shape[1]]
         [target] = set(DIMS) - {source}
+        if not len(vectors):  # a restored migration may have nothing to translate
+            return np.zeros((0, DIMS[target]), np.float32)
         pair = self.client.pair(source, target, "anchors")
         return np.asarray(pair.translate(vectors).vectors, np.float32)
 

@@ -87,7 +87,7 @@ UNION ALL SELECT DISTINCT 'dependent', CASE WHEN v.oid IS NULL OR r.rulename <> 
         WHERE a.attrelid = v.oid AND a.atttypid = t.atttypid))
     ELSE false END"""
 
-#: what `create_second` copies. Constraints NOT NULL have names since PostgreSQL 18
+#: what `create_second` copies. A restored dump may choose other names of NOT NULL
 _DEFINITIONS: LiteralString = """
 SELECT 'column ' || quote_ident(a.attname), concat_ws(', ', 'number ' || row_number() OVER (
     ORDER BY a.attnum), CASE WHEN a.attname <> %(column)s THEN
@@ -98,7 +98,8 @@ SELECT 'column ' || quote_ident(a.attname), concat_ws(', ', 'number ' || row_num
   'storage ' || a.attstorage::text, 'compression ' || nullif(a.attcompression::text, ''))
 FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
-UNION ALL SELECT 'constraint ' || quote_ident(conname), pg_get_constraintdef(oid)
+UNION ALL SELECT 'constraint ' || CASE WHEN contype = 'n' AND conname ~ '_not_null[0-9]*$'
+  THEN pg_get_constraintdef(oid) ELSE quote_ident(conname) END, pg_get_constraintdef(oid)
 FROM pg_constraint WHERE conrelid = %(oid)s AND contype IN ('c', 'n')
 UNION ALL SELECT 'storage', array_to_string(reloptions, ' ') FROM pg_class WHERE oid = %(oid)s"""
 
