@@ -94,8 +94,8 @@ faults: $(INSTALLED) ## kill and restart real processes, and count losses (needs
 soak: $(INSTALLED) ## run a mixed load for MINUTES=10, and count errors and leaks (needs PostgreSQL and Redis binaries)
 	$(BIN)/python -m benchmarks.faults.soak --minutes $(or $(MINUTES),10)
 
-torture: $(INSTALLED) ## kill and alter everything during migrations of the stores with a cutover for MINUTES=10 (SEED= repeats a run, FILL=embed embeds texts)
-	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(FILL),--fill $(FILL))
+torture: $(INSTALLED) ## kill and alter everything during migrations of the stores with a cutover for MINUTES=10 (SEED= repeats a run, FILL=embed embeds texts, POOLER=1 needs pgbouncer)
+	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(FILL),--fill $(FILL)) $(if $(POOLER),--pooler)
 
 pack: $(INSTALLED) ## rebuild the demo's data (needs ANCHORAGE_DATA)
 	$(BIN)/python scripts/make_demo_pack.py

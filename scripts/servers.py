@@ -110,11 +110,72 @@ def binary(*names: str) -> str:
     folders = [
         os.environ.get("PATH", ""),
         *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True),
+        "/usr/sbin",
     ]
     for name in names:
         if found := shutil.which(name, path=os.pathsep.join(folders)):
             return found
     raise Missing(f"there is no {' or '.join(names)} on PATH or below /usr/lib/postgresql")
+
+
+POOLER = """
+[databases]
+* = host={host}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {folder}/users
+pool_mode = transaction
+default_pool_size = {sessions}
+server_reset_query =
+"""
+
+
+@contextmanager
+def pgbouncer(
+    home: Path, database: str, role: str = "postgres", sessions: int = 20
+) -> Iterator[str]:
+    """The URL of a database through a pgbouncer in transaction mode, for one role.
+
+    home      the folder of the server's socket
+    sessions  that all clients share
+
+    Raises Missing without the program.
+    """
+    program, owner = binary("pgbouncer"), home.stat()
+    identity: dict[str, Any] = {}
+    if os.geteuid() == 0:  # it refuses to run as root
+        identity = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+    with tempfile.TemporaryDirectory(prefix="anchorage-pooler-") as name:
+        folder, port = Path(name), free_port()
+        folder.chmod(0o711)  # as root, another user must read the files
+        (folder / "users").write_text(f'"{role}" ""\n')
+        text = POOLER.format(host=home, port=port, folder=folder, sessions=sessions)
+        (folder / "pgbouncer.ini").write_text(text)
+        command = [program, str(folder / "pgbouncer.ini")]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, **identity)
+        url = f"postgresql://{role}@127.0.0.1:{port}/{database}"
+        try:
+            ends = time.monotonic() + START_S
+            while not _answers(url):
+                if process.poll() is not None or time.monotonic() > ends:
+                    raise Missing(f"pgbouncer does not answer:\n{(folder / 'log').read_text()}")
+                time.sleep(0.1)
+            yield url
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        psycopg.connect(url, connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 class Postgres:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.faults.deployment import deployment
+from scripts.servers import pgbouncer
 from tests.pgvector_server import PgvectorServer
 from tests.serving import serving
 from tests.stores.cases.all_cases import LIVE
@@ -32,8 +33,14 @@ def torture_kind(
     workers: int = 2,
     kills: float = 0.4,
     embeds: bool = False,
+    pools: bool = False,
 ) -> None:
-    """Torture a store of this kind. rows: of pgvector; embeds: by an endpoint, from texts."""
+    """Torture a store of this kind.
+
+    rows    of pgvector
+    embeds  by an endpoint, from texts
+    pools   the service reaches PostgreSQL by a pgbouncer in transaction mode
+    """
     with ExitStack() as ending:
         made = ending.enter_context(tempfile.TemporaryDirectory(prefix="anchorage-torture-"))
         folder = Path(made)
@@ -54,6 +61,8 @@ def torture_kind(
             world = Collection(CASES[kind], folder, tally, seed, embeds=embeds)
         ending.callback(world.close)
         stores = {kind: world.url}
+        if kind == "pgvector" and pools:
+            stores[kind] = ending.enter_context(pgbouncer(server.home, "shop"))
         if kind == "qdrant":  # local mode lets one process in, which nobody can kill
             url = ending.enter_context(serving(data_dir=folder / "data", stores=stores, **more))
             service = Service(url, tally, None, more.get("remote_urls"))
