@@ -208,6 +208,16 @@ def test_what_clients_add_and_rewrite_during_a_migration_is_kept(table: Table, r
     assert migration.requeue_different() == 0
 
 
+def test_a_rollback_minds_no_name_of_not_null_that_a_restore_has_chosen(table: Table) -> None:
+    store, migration = begin(table, cut_over=True)
+    old = f"{table.schema}.anchorage_{TAG}_old"
+    query = "SELECT conname FROM pg_constraint WHERE conrelid = %s::regclass AND contype = 'n'"
+    for [name] in table.execute(query, [old]):  # since PostgreSQL 18
+        table.execute(f"ALTER TABLE {old} RENAME CONSTRAINT {name} TO {name}1")
+    migration.rollback(translate_back)
+    assert np.array_equal(store.scroll(None, 100).vectors, vectors_of(30))
+
+
 def test_vectors_of_rows_whose_unique_values_move_survive(table: Table) -> None:
     store, migration = begin(table, cut_over=True)
     table.execute("UPDATE {t} SET body = 'body 5' WHERE id = 4")
