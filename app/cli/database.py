@@ -8,7 +8,6 @@ import typer
 
 from app.cli.local import explain_faults, has_usable_key, open_services, read_settings
 from app.cli.output import AsJson, print_json
-from app.context import RequestContext
 
 if TYPE_CHECKING:
     from app.context import Services
@@ -47,6 +46,7 @@ def upgrade(
 def _create_first_key(services: Services) -> str:
     """Return a new key with every scope."""
     from app.access.service import create_key
+    from app.context import RequestContext
     from app.types import Scope
 
     context = RequestContext("default")

@@ -9,7 +9,6 @@ import typer
 
 from app.cli.local import open_database
 from app.cli.output import AsJson, print_json, print_rows
-from app.context import RequestContext
 from app.types import Scope
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ def create(
 ) -> None:
     """Create a key and print it. It cannot be shown again."""
     from app.access.service import create_key
+    from app.context import RequestContext
     from app.db.tables import now
 
     if not project.strip() or not project.isprintable() or len(project) > 100:
@@ -91,6 +91,7 @@ def list_keys(
 def revoke(key_id: str, as_json: AsJson = False) -> None:
     """End a key. Running servers notice it within two seconds."""
     from app.access.service import revoke_key
+    from app.context import RequestContext
 
     with open_database() as services:
         revoke_key(services, RequestContext(_project_of(services, key_id)), key_id)

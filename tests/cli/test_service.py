@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,15 @@ def test_a_model_that_moves_by_one_percent_is_found(serve: Serve) -> None:
         assert found.exit_code == 1
         assert "ada: moved." in said(found.output)
         assert "register the model as it is now by another name" in said(found.output)
+
+
+def test_a_command_that_asks_a_service_loads_nothing_of_the_service_itself() -> None:
+    """So that it starts at once."""
+    code = (
+        "import sys, anchorage_client, app.cli.commands\n"
+        "assert not {'torch', 'sqlalchemy', 'fastapi', 'sentence_transformers'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_without_a_service_a_command_says_how_to_start_one() -> None:
