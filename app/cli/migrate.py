@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from app.cli import INTERRUPTED
 from app.cli.layouts import LAYOUTS, fill_in
 from app.cli.output import AsJson, print_json, print_rows, warn
-from app.cli.service import DEFAULT_URL, Url, connect
+from app.cli.service import DEFAULT_URL, REFUSED, Url, connect
 from app.cli.sources import Source, find_target
 from app.cli.stores import TextField, VectorField, print_space
 
@@ -168,6 +168,11 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
         with connect(url) as client:
             found = _find(client, store)
             if question and not yes:
+                if name not in found.next:
+                    state = f"The migration is {found.state}, so `{name}` is not possible."
+                    typer.secho(f"Error (wrong-state): {state}", fg="red", err=True)
+                    _report(found.data, as_json)
+                    raise typer.Exit(REFUSED)
                 typer.confirm(question.format(store), abort=True)
             if name in ("run", "verify", "sync"):
                 _complete(found, name, as_json)
@@ -322,13 +327,18 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
     if error is not None and found["ended_at"] is None:
         typer.secho(f"ERROR ({error['code']}): {error['detail']}", fg="red", err=True)
         if error["code"] == "limit-reached":
-            most = max(found["plan"]["limits"]["max_price"], facts["spent"])
-            warn(f"To go on: anchorage migrate {store} --max-price {2 * most:.2g}")
+            warn(f"To go on: anchorage migrate {store} --max-price {facts['price_of_all']:.6g}")
+    if facts["waiting"]:
+        from anchorage_client.progress import describe_absence
+
+        warn(f"{describe_absence(facts['waiting'])}.")
+    if facts["phase"] == "settling":
+        typer.echo("Rows that clients wrote in that moment are being embedded again: seconds.")
     if calls := found["next"]:
-        if found["state"] != "cut-over":
-            calls = sorted(calls, key=lambda call: call not in ("cutover", "finish"))
+        # The whole command runs, and verifies too.
+        first = "" if calls[0] == "run" else f"{calls[0]} "
         others = f" (or {', '.join(calls[1:])})" if calls[1:] else ""
-        typer.echo(f"Next: anchorage migrate {calls[0]} {store}{others}")
+        typer.echo(f"Next: anchorage migrate {first}{store}{others}")
 
 
 def _print_plan(plan: Mapping[str, Any]) -> None:

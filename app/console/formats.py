@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from markupsafe import Markup, escape
+
+from app.moves import price
 
 #: what stands for a value that is not known
 UNKNOWN = "–"  # noqa: RUF001
@@ -30,11 +31,8 @@ def percent(value: float | None) -> str:
 
 
 def money(value: float | None) -> str:
-    """Returns a price in the client's unit, to the cent, and below that as 2 digits."""
-    if value is None:
-        return UNKNOWN
-    digits = 2 if value >= 0.1 or value == 0 else min(8, 1 - math.floor(math.log10(value)))
-    return f"{value:,.{digits}f}"
+    """Returns a price in the client's unit."""
+    return UNKNOWN if value is None else price.money(value)
 
 
 def disk(value: float) -> str:

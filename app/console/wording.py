@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.console.formats import money
+from app.console.formats import duration, money
 from app.maths.relevance.advice import AdvisedOption, Certainty
 from app.moves.service import MigrationStatus
 from app.types import JobState, MigrationState
@@ -68,9 +68,11 @@ PHASES: dict[str, str] = {
     "checksum": "Everything but the vectors is counted, to compare it later.",
     "anchors": "Rows from all over the store are embedded first, so that searches by the new "
     "encoder work meanwhile.",
-    "waiting": "The encoder does not answer. The run asks again until it does.",
     "index": "The index of the new vectors is built.",
 }
+
+#: what happens for some seconds after a cutover or a rollback
+SETTLING = "Rows that clients wrote in that moment are being embedded again."
 
 #: what a job does, by its action
 WORKS: dict[str, str] = {
@@ -94,9 +96,15 @@ def say_state(move: MigrationStatus) -> str:
         if move.row.ended_at is None and len(move.next) == 1:
             button = CALLS[move.next[0]].button
             return f"{button} was interrupted. Press it again to complete it."
-        return MIGRATION_STATES[move.state][0]
+        said = MIGRATION_STATES[move.state][0]
+        return f"{said} {SETTLING}" if move.progress["phase"] == "settling" else said
     if move.job.state != JobState.running:
         return "It waits for a worker."
+    if away := move.progress.get("waiting"):
+        return (
+            f"{away['detail']} The run asks again in {duration(away['again_s'])}, and pauses after "
+            f"{duration(away['pauses_s'])} without an answer."
+        )
     said = PHASES.get(move.progress["phase"] or "", WORKS[move.job.arguments["action"]])
     if anchors := move.progress.get("anchors_wanted"):
         said += f" {move.progress['anchors_made']:,} of {anchors:,} are done."
@@ -113,8 +121,9 @@ def say_problem(move: MigrationStatus) -> tuple[str, str] | None:
     if code != "limit-reached":
         return title, error["detail"]
     return title, (
-        f"{money(move.progress['spent'])} of {money(limits['max_price'])} are spent, and the next "
-        "rows would cost more. Raise the limit and continue: no text is paid for twice."
+        f"{money(move.progress['spent'])} of {money(limits['max_price'])} are spent, and all rows "
+        f"cost about {money(move.progress['price_of_all'])}. Raise the limit and continue: no text "
+        "is paid for twice."
     )
 
 

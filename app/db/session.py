@@ -184,12 +184,6 @@ def is_sqlite(url: str | URL) -> bool:
     return make_url(url).get_backend_name() == "sqlite"
 
 
-def sqlite_file(url: URL) -> Path | None:
-    """Return the file of a SQLite database, or None for PostgreSQL and a database in memory."""
-    named = is_sqlite(url) and url.database not in (None, "", ":memory:")
-    return Path(str(url.database)) if named else None
-
-
 def alembic_config(url: str | URL) -> Config:
     """Return a configuration without an ini file, so that an installed package can migrate."""
     config = Config()

@@ -121,13 +121,13 @@ class MigrationContext:
         anew  embed texts although their vectors are known
         """
         if self.embedder is None:
-            return self._translate(vectors, back=False)
+            return self.translate(vectors, back=False)
         return self._embed(self.embedder, ids, vectors, back=False, anew=anew)
 
     def make_old(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
         """Return the old vectors of rows that clients wrote after the cutover."""
         if self.old is None:
-            return self._translate(vectors, back=True)
+            return self.translate(vectors, back=True)
         return self._embed(self.old, ids, vectors, back=True)
 
     def embed_page(self, page: TextPage, **more: Any) -> NewRows:
@@ -140,7 +140,7 @@ class MigrationContext:
         if not len(without) or self.maps is None:
             return NewRows(made.vectors, 0, count, without, refused)
         old = self.store.fetch([page.ids[place] for place in without.tolist()])
-        translated = self._translate(old.vectors, back=False)
+        translated = self.translate(old.vectors, back=False)
         places = {each: place for place, each in enumerate(page.ids)}
         there = np.array([places[each] for each in old.ids], dtype=np.intp)
         made.vectors[there] = translated.vectors
@@ -161,12 +161,12 @@ class MigrationContext:
         without = np.flatnonzero(~made.has_vector)
         if not len(without):
             return NewRows(made.vectors, 0, len(vectors), without)
-        translated = self._translate(vectors[without], back=back)
+        translated = self.translate(vectors[without], back=back)
         made.vectors[without] = translated.vectors
         count = len(vectors) - len(without)
         return NewRows(made.vectors, translated.known, count, without[translated.missing])
 
-    def _translate(self, vectors: StoreVectors, *, back: bool) -> NewRows:
+    def translate(self, vectors: StoreVectors, *, back: bool) -> NewRows:
         """Translate vectors by the migration's maps. Without maps, no row has a vector."""
         if (maps := self.maps) is None:
             width = self.dims[0] if back else self.dims[1]
@@ -177,14 +177,6 @@ class MigrationContext:
         return NewRows(
             mapped.vectors, int(mapped.known.sum()), 0, np.flatnonzero(mapped.undirected)
         )
-
-    def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
-        """Translate old vectors, as a cutover needs it: at once, while writes wait."""
-        return self._translate(vectors, back=False).vectors
-
-    def backward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
-        """Translate new vectors back, as a rollback needs it."""
-        return self._translate(vectors, back=True).vectors
 
     def correct(self, seen: Page, *, after_cutover: bool) -> StoreVectors:
         """Replace vectors that clients see and that are not those of their rows' texts.

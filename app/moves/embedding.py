@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ USAGE = ("tokens", "truncated")
 
 
 class Usage:
-    """What was counted since the last `take`; several threads add to it."""
+    """What was counted since the last `add_to`; several threads add to it."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -49,11 +50,11 @@ class Usage:
         with self._lock:
             self._counts.update(counts)
 
-    def take(self) -> Counter[str]:
-        """Return what was added, and begin again with nothing."""
+    def add_to(self, position: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a position with what was counted, and begin again with nothing."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
-        return taken
+        return {**position, **{name: position.get(name, 0) + taken[name] for name in taken}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ class Embedder:
             new = {left[place]: part.vectors[row].clone() for row, place in enumerate(part.places)}
             found.update(new)
             partly = {left[place] for place in part.truncated} | (long & new.keys())
-            self._usage.add(tokens=part.tokens, truncated=len(partly))
+            self._usage.add(tokens=part.tokens, truncated=0 if anew else len(partly))
             for digest, vector in new.items():  # also of a page that fails: nothing is paid twice
                 self._remembered.put(digest, vector, vector.nbytes)
 

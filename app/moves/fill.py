@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from app.db import tables
 from app.errors import ClientLeft, EncoderFailed, EncoderUnavailable
@@ -30,24 +31,45 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 HEARD_EVERY_S = 0.2
 
 
+@dataclass(frozen=True)
+class Absence:
+    """An encoder that does not answer.
+
+    detail    what failed
+    again_at  when it is asked again, and `ends_at`, when the run pauses at the latest; both by
+              time.monotonic()
+    """
+
+    detail: str
+    again_at: float
+    ends_at: float
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON, with seconds from now."""
+        now = time.monotonic()
+        again_s, pauses_s = (round(max(0.0, at - now), 1) for at in (self.again_at, self.ends_at))
+        return {"detail": self.detail, "again_s": again_s, "pauses_s": pauses_s}
+
+
 class TextSweep:
     """Pages of rows with their new vectors, in the order of the store's keys.
 
     may_embed  whether the next page may be paid for; it may wait
-    hear       called again and again while a page is awaited, with whether the encoder is away; it
-               may raise to end the sweep
+    hear       called again and again while a page is awaited, with the encoder's absence if it is
+               away; it may raise to end the sweep
     """
 
     def __init__(
         self,
         move: MigrationContext,
         may_embed: Callable[[TextPage], bool],
-        hear: Callable[[bool], None],
+        hear: Callable[[Absence | None], None],
     ) -> None:
         self._move, self._may_embed, self._hear = move, may_embed, hear
         self._size = texts_at_once(move.row, move.batch // PAGES_IN_FLIGHT)
         self._stopped = threading.Event()
-        self._away = self._leave_out = False
+        self._away: Absence | None = None
+        self._leave_out = False
         #: ends the sweep after the pages that are embedded already
         self.no_more = False
 
@@ -100,12 +122,12 @@ class TextSweep:
 
         target = self._move.row.target
         made = wait_for_encoder(target, embed, self._pause, leave_out=self._leave_out)
-        self._away = False
+        self._away = None
         return made
 
-    def _pause(self, seconds: float) -> None:
-        self._away = True
-        self._stopped.wait(seconds)
+    def _pause(self, away: Absence) -> None:
+        self._away = away
+        self._stopped.wait(away.again_at - time.monotonic())
         self._hear_stop(0)
 
     def _hear_stop(self, done: int) -> None:
@@ -116,14 +138,14 @@ class TextSweep:
 def wait_for_encoder(
     encoder: tables.EncoderRow,
     call: Callable[[bool], Result],
-    pause: Callable[[float], None],
+    pause: Callable[[Absence], None],
     *,
     leave_out: bool = False,
 ) -> Result:
     """Return the result of a call that needs an encoder, and repeat it while a remote one is away.
 
     call       told whether it may leave out texts at which the encoder fails
-    pause      waits for some seconds; it may raise to end the wait
+    pause      waits for the next try; it may raise to end the wait
     leave_out  at once; else the last call may
 
     Raises EncoderUnavailable after PATIENCE_S.
@@ -135,14 +157,15 @@ def wait_for_encoder(
         except EncoderFailed as error:
             if encoder.kind != EncoderKind.openai:
                 raise
-            seconds = max(wait_s, error.retry_after_s or 0)
-            if time.monotonic() + seconds > ends:
+            again_at = time.monotonic() + max(wait_s, error.retry_after_s or 0)
+            if again_at > ends:
                 if not leave_out:
                     leave_out = True
                     continue
                 raise EncoderUnavailable(
-                    f"The encoder {encoder.name!r} stays away. {error.detail} Call `run` when it "
-                    "answers again: nothing is lost, and no text is paid for twice."
+                    f"The encoder {encoder.name!r} stays away. {error.detail} Continue the "
+                    "migration when it answers again: nothing is lost, and no text is paid for "
+                    "twice."
                 ) from error
-            pause(seconds)
+            pause(Absence(f"The encoder {encoder.name!r} fails. {error.detail}", again_at, ends))
             wait_s = min(2 * wait_s, LONGEST_PAUSE_S)

@@ -29,22 +29,19 @@ from app.errors import (
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.moves.embedding import runs_here
 from app.moves.maps import BuiltMaps, build_maps
+from app.moves.price import with_limits
 from app.moves.reading import (
     StoreReading,
-    advice_document,
     check_reading,
+    disk_bytes,
     embedding_cost,
-    encode_speed,
     read_store,
     refuse_lengths,
     require_migratable,
-    translate_speed,
-    translation_cost,
+    seconds_to_translate,
 )
 from app.moves.schemas import MigrationLimits, NewMigration
 from app.moves.service import possible_calls, require_price
-from app.search import advice
-from app.search.advice import AdviceFacts
 from app.stores import queries as store_queries
 from app.stores import service as stores
 from app.stores.registry import has_cutover
@@ -105,7 +102,6 @@ def plan_migration(
         "dim": target.dim,
         "min_recall": wanted.min_recall,
         "batch": wanted.batch,
-        "limits": limits,
         "space": space,
     }
     built = None
@@ -121,13 +117,17 @@ def plan_migration(
             "translator": built.served.id,
         }
     if fill == "embed":
-        plan["cost"] = embedding_cost(services, context, target, reading, limits)
+        plan["cost"] = embedding_cost(services, context, target, reading)
     else:
         assert request is not None
         assert built is not None
-        plan |= _translation(services, context, wanted, request, reading, built)
+        plan["estimate"] = _estimate(services, built, request, reading.facts.rows)
+        plan["cost"] = {
+            "translate_s": round(seconds_to_translate(built.maps, reading), 3),
+            "disk_bytes": disk_bytes(reading, target.dim),
+        }
     plan["notes"] = _notes(store, reading, plan, () if built is None else built.warnings)
-    return _add_row(services, context, store, target, built, plan)
+    return _add_row(services, context, store, target, built, with_limits(plan, limits, target))
 
 
 def _limits(wanted: MigrationLimits) -> dict[str, Any]:
@@ -302,36 +302,6 @@ def _estimate(
     }
 
 
-def _translation(
-    services: Services,
-    context: RequestContext,
-    wanted: NewMigration,
-    request: FitRequest,
-    reading: StoreReading,
-    built: BuiltMaps,
-) -> dict[str, Any]:
-    """Return what translated vectors are worth, beside the other options, and what they cost."""
-    target, rows = built.target.encoder, reading.facts.rows
-    estimate = _estimate(services, built, request, rows)
-    encodes = encode_speed(services, context, target, reading.texts)
-    translates = translate_speed(built.maps, reading)
-    known = AdviceFacts(
-        evaluation=wanted.evaluation,
-        corpus_size=rows,
-        old_encoder_runs=wanted.old_encoder_runs,
-        text_exists=bool(reading.texts) if wanted.text_exists is None else wanted.text_exists,
-    )
-    served = replace(built.served, warnings=built.warnings)
-    advised = advice.rank(services, context, request, known, served)
-    return {
-        "estimate": estimate,
-        "advice": advice_document(
-            advised.options, estimate, reading, translates=translates, encodes=encodes
-        ),
-        "cost": translation_cost(reading, target.dim, translates, wanted.rows_per_second),
-    }
-
-
 def _notes(
     store: tables.StoreRow,
     reading: StoreReading,
@@ -339,76 +309,54 @@ def _notes(
     warnings: Sequence[AnswerWarning],
 ) -> list[dict[str, str]]:
     """Return what a person must know before the migration, with codes."""
-    notes = [{"code": each.code, "detail": each.detail} for each in reading.facts.notes]
-    notes += [{"code": each.code, "detail": each.detail} for each in warnings]
+    notes: dict[str, str] = {}
     space, cost = plan["space"], plan["cost"]
     if plan["fill"] == "embed" and cost["rows_without_text"]:
-        notes.append(
-            {
-                "code": "rows-without-text",
-                "detail": f"About {cost['rows_without_text']:,} of {cost['rows']:,} rows have no "
-                "text. Their vectors are translated, by a map made of the first 1,000 rows.",
-            }
+        notes["rows-without-text"] = (
+            f"About {cost['rows_without_text']:,} of {cost['rows']:,} rows have no text. Their "
+            "vectors are translated, by a map made of the first 1,000 rows."
         )
     if plan["fill"] == "embed" and cost["truncated"]:
-        notes.append(
-            {
-                "code": "texts-truncated",
-                "detail": f"About {cost['truncated']:,} texts are longer than the target reads. "
-                "Their ends do not count, as in any use of the model. Split them first if they "
-                "matter.",
-            }
+        notes["texts-truncated"] = (
+            f"About {cost['truncated']:,} texts are longer than the target reads. Their ends do "
+            "not count, as in any use of the model. Split them first if they matter."
         )
-    notes.append(
-        {
-            "code": "search-works",
-            "detail": f"POST /stores/{store.name}/search answers queries of the new encoder "
-            "now, and writes nothing. A run is not needed for it.",
-        }
+    when = "now" if plan["anchor_set"] else "once the run has embedded its first 1,000 rows"
+    notes["search-works"] = (
+        f"You need not wait for the cutover: {when}, POST /stores/{store.name}/search finds rows "
+        f"by queries of {plan['target']} among the old vectors. It writes nothing to the store."
     )
     if "estimate" in plan and plan["estimate"] is None:
-        notes.append(
-            {
-                "code": "no-estimate",
-                "detail": "There are too few anchors to estimate a recall. Add anchors to the set.",
-            }
+        notes["no-estimate"] = (
+            "There are too few anchors to estimate a recall. Add anchors to the set."
         )
     if space.get("verdict") == "unknown":
-        notes.append(
-            {
-                "code": "space-unknown",
-                "detail": "It is not known whether the store has the source's vectors: there are "
-                "too few rows or anchors, or the anchors are of another corpus.",
-            }
+        notes["space-unknown"] = (
+            f"Nothing shows whether {plan['source']} made the vectors of this store: to compare, "
+            "the service needs at least some hundred rows, and anchors of the same kind of "
+            "content. You said so when you connected the store. If you are sure, go on."
         )
     if space.get("mixture"):
-        notes.append({"code": "mixed-rows", "detail": f"{space['mixture']}."})
+        notes["mixed-rows"] = f"{space['mixture']}."
     if reading.undirected:
         share = len(reading.undirected) / (len(reading.undirected) + len(reading.sample))
-        notes.append(
-            {
-                "code": "rows-without-direction",
-                "detail": f"{share:.1%} of the sampled vectors are zero or not finite. A run skips "
-                "and counts such rows.",
-            }
+        notes["rows-without-direction"] = (
+            f"{share:.1%} of the sampled vectors are zero or not finite. A run skips and counts "
+            "such rows."
         )
     if not has_cutover(store.kind):
-        notes.append(
-            {
-                "code": "stop-writes",
-                "detail": "The store does not report writes. Stop the writes of your application "
-                "from `run` until it opens the new vectors: this kind of store has no cutover.",
-            }
+        notes["stop-writes"] = (
+            "The store does not report writes. Stop the writes of your application from `run` "
+            "until it opens the new vectors: this kind of store has no cutover."
         )
     elif not reading.capabilities.captures_writes:
-        notes.append(
-            {
-                "code": "writes-not-captured",
-                "detail": "The store does not report writes of other clients. `sync`, `verify` and "
-                "`cutover` find them by comparing both sides. Stop writes during the cutover.",
-            }
+        notes["writes-not-captured"] = (
+            "The store does not report writes of other clients. `sync`, `verify` and `cutover` "
+            "find them by comparing both sides. Stop writes during the cutover."
         )
-    return notes
+    found = [(each.code, each.detail) for each in reading.facts.notes]
+    found += [(each.code, each.detail) for each in warnings]
+    return [{"code": code, "detail": detail} for code, detail in (*found, *notes.items())]
 
 
 def _add_row(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from app.errors import (
     NonFinite,
     StoreUnsupported,
 )
-from app.maths.relevance.advice import AdvisedOption
 from app.moves.maps import MigrationMaps
 from app.stores.port import Capabilities, Store, StoreFacts, StoreId, StoreVectors
 from app.types import EncoderKind, InputRole
@@ -150,13 +149,15 @@ def refuse_lengths(reading: StoreReading, keep_norms: bool) -> None:
         )
 
 
-def translate_speed(maps: MigrationMaps, reading: StoreReading) -> float:
-    """Return the rows a second of a page, after a few that warm caches."""
+def seconds_to_translate(maps: MigrationMaps, reading: StoreReading) -> float:
+    """Return the seconds to read all rows, where that speed is known, and to translate them."""
     rows = reading.sample[:TIMED_TRANSLATIONS]
-    maps.forward.map_rows(rows[:32])
+    maps.forward.map_rows(rows[:32])  # warms caches
     begun = time.perf_counter()
     maps.forward.map_rows(rows)
-    return len(rows) / max(time.perf_counter() - begun, 1e-9)
+    translates = len(rows) / max(time.perf_counter() - begun, 1e-9)
+    speeds = [speed for speed in (reading.read_per_second, translates) if speed is not None]
+    return sum(reading.facts.rows / speed for speed in speeds)
 
 
 def encode_speed(
@@ -185,9 +186,10 @@ def embedding_cost(
     context: RequestContext,
     target: tables.EncoderRow,
     reading: StoreReading,
-    limits: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what embedding every row costs, from a sample of its texts.
+    """Return what embedding every row costs, from a sample of its texts, without limits.
+
+    texts_per_second  by one request at a time; None where the target did not answer
 
     Raises InvalidRequest where no sampled row has a text.
     """
@@ -203,42 +205,17 @@ def embedding_cost(
     counted, counted_by, long = encoding.count_tokens(services, target, cut)
     long += sum(len(text) > most for text in texts)
     with_text = round(rows * len(texts) / reading.asked)
-    tokens = round(with_text * counted / len(texts))
-    price = limits["price_per_million_tokens"]
-    encodes = encode_speed(services, context, target, texts)
-    if encodes is not None and target.kind == EncoderKind.openai:
-        encodes *= limits["concurrency"]  # the speed is that of one request
-    most_speeds = [encodes, (limits["texts_per_minute"] or np.inf) / 60, limits["rows_per_second"]]
-    speeds = [speed for speed in most_speeds if speed is not None]
     return {
         "rows": rows,
         "rows_with_text": with_text,
         "rows_without_text": rows - with_text,
-        "tokens": tokens,
+        "tokens": round(with_text * counted / len(texts)),
         "tokens_by": counted_by,
         "tokens_per_character": counted / max(1, sum(map(len, cut))),
         "truncated": round(with_text * long / len(texts)),
-        "price": None if price is None else round(tokens * price / 1e6, 6),
-        "texts_per_second": encodes and round(encodes, 1),
-        "seconds": None if encodes is None else round(with_text / min(speeds), 3),
+        "texts_per_second": encode_speed(services, context, target, texts),
         "disk_bytes": disk_bytes(reading, target.dim),
     }
-
-
-def translation_cost(
-    reading: StoreReading, target_dim: int, translates: float, rows_per_second: float | None
-) -> dict[str, Any]:
-    """Return the seconds of a run, without the writes and the index, and the disk_bytes."""
-    seconds = seconds_to_translate(reading, translates)
-    if rows_per_second is not None:
-        seconds = max(seconds, reading.facts.rows / rows_per_second)
-    return {"seconds": round(seconds, 3), "disk_bytes": disk_bytes(reading, target_dim)}
-
-
-def seconds_to_translate(reading: StoreReading, translates: float) -> float:
-    """Return the seconds to read all rows, where that speed is known, and to translate them."""
-    speeds = [speed for speed in (reading.read_per_second, translates) if speed is not None]
-    return sum(reading.facts.rows / speed for speed in speeds)
 
 
 def disk_bytes(reading: StoreReading, target_dim: int) -> int:
@@ -251,36 +228,3 @@ def disk_bytes(reading: StoreReading, target_dim: int) -> int:
     plain = facts.rows * facts.dim * size
     ratio = 1.0 if facts.vector_bytes is None else max(1.0, facts.vector_bytes / max(plain, 1))
     return round(facts.rows * target_dim * size * ratio)
-
-
-def advice_document(
-    options: Sequence[Mapping[str, Any]],
-    estimate: Mapping[str, Any] | None,
-    reading: StoreReading,
-    *,
-    translates: float,
-    encodes: float | None,
-) -> list[dict[str, Any]]:
-    """Return the options of an advice with their seconds and fidelity in this store."""
-    encode_s = None if encodes is None else round(reading.facts.rows / encodes, 3)
-    seconds: dict[AdvisedOption, float | None] = {
-        "translate": round(seconds_to_translate(reading, translates), 3),
-        "re-embed": encode_s,
-    }
-    return [
-        {
-            **option,
-            "fidelity": fidelity(option["name"], estimate),
-            "seconds": seconds.get(option["name"], 0.0),
-        }
-        for option in options
-    ]
-
-
-def fidelity(name: AdvisedOption, estimate: Mapping[str, Any] | None) -> float | None:
-    """Return the recall of the target's own results that an option has; None: not known."""
-    if name == "re-embed":
-        return 1.0
-    if name != "translate" or estimate is None:
-        return None
-    return float(estimate["recall"])

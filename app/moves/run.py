@@ -33,8 +33,9 @@ from app.jobs.worker import MAX_ATTEMPTS, JobResult, NoFurtherAttempt, problem_o
 from app.moves import sync, verify
 from app.moves.context import MigrationContext, NewRows, open_migration, without_url
 from app.moves.embedding import USAGE, fit_maps, make_anchors
-from app.moves.fill import HEARD_EVERY_S, TextSweep, wait_for_encoder
+from app.moves.fill import HEARD_EVERY_S, Absence, TextSweep, wait_for_encoder
 from app.moves.lease import LEASE_S, Lease, take_lease
+from app.moves.price import money, price_of_all
 from app.moves.queries import WINDOW
 from app.moves.service import wrong_state
 from app.stores.port import Page, TextPage
@@ -125,6 +126,7 @@ class Run:
         self._expected: deque[float] = deque()
         self._texts_due = 0.0
         self._limit: LimitReached | None = None
+        self._away: Absence | None = None
 
     def complete(self) -> JobResult:
         """Continue from the position to the end. Raises as `run_migration`."""
@@ -227,10 +229,10 @@ class Run:
         self._save(self._position)
         self._report("anchors")
 
-    def _pause(self, seconds: float) -> None:
+    def _pause(self, away: Absence) -> None:
         self._expected.clear()
-        self._facts["phase"] = "waiting"
-        self._wait(time.monotonic() + seconds)
+        self._away, self._facts["phase"] = away, "waiting"
+        self._wait(away.again_at)
 
     def _may_embed(self, page: TextPage) -> bool:
         """Return whether the price allows a page, after waiting for `texts_per_minute`."""
@@ -248,10 +250,11 @@ class Run:
             expected = unpaid * self._held.row.plan["cost"]["tokens_per_character"]
         tokens = self._position["tokens"] + sum(self._expected) + expected
         if expected and tokens * price / 1e6 > most:
-            spent = self._position["tokens"] * price / 1e6
+            spent = money(self._position["tokens"] * price / 1e6)
+            in_all = money(price_of_all(self._held.row) or 0.0)
             self._limit = LimitReached(
-                f"The next rows would cost more than `max_price`: {spent:.4g} of {most:.4g} are "
-                "spent. Raise `max_price`, and call `run` again.",
+                f"The next rows would cost more than `max_price`: {spent} of {money(most)} are "
+                f"spent, and all rows cost about {in_all}. Raise `max_price`, and continue.",
                 field="max_price",
             )
             return False
@@ -265,7 +268,8 @@ class Run:
             self._wait(self._texts_due)
             self._texts_due = time.monotonic() + unpaid * 60 / a_minute
 
-    def _hear(self, away: bool) -> None:
+    def _hear(self, away: Absence | None) -> None:
+        self._away = away
         self._report("waiting" if away else "sweep")
 
     def _record(self, page: Page | TextPage, made: NewRows, begun: float) -> None:
@@ -328,15 +332,15 @@ class Run:
             self._report(self._facts["phase"])
 
     def _save(self, position: dict[str, Any], **values: Any) -> None:
-        for name, count in self._move.usage.take().items():
-            position = {**position, name: position.get(name, 0) + count}
-        self._position = position
-        self._held.save(position=position, **values)
+        self._position = self._move.usage.add_to(position)
+        self._held.save(position=self._position, **values)
 
     def _report(self, phase: str) -> None:
         """Tell the client how far the run is."""
         rows, total = self._position.get("rows", 0), self._position.get("total", 0)
         self._facts["phase"] = phase
+        away = self._away if phase == "waiting" else None
+        self._facts["waiting"] = away and away.document()
         if phase in ("sweep", "waiting"):
             seconds = time.monotonic() - self._began
             rate = (rows - self._rows_before) / seconds if seconds > 0 else 0.0

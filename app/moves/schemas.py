@@ -86,20 +86,6 @@ class NewMigration(MigrationLimits):
     batch: Annotated[int, Field(ge=1, le=10_000)] = Field(
         4_000, description="Rows that are read and not yet written, 1 to 10,000."
     )
-    evaluation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
-        None,
-        description="Id of a finished job of `POST /evaluate` with judgements, for the advice.",
-    )
-    old_encoder_runs: bool | None = Field(
-        None,
-        description="Whether the old encoder still encodes queries. "
-        "Null: yes if the service runs it, otherwise unknown.",
-    )
-    text_exists: bool | None = Field(
-        None,
-        description="Whether the items can be encoded again. "
-        "Null: yes if rows of the store have a text in its `text_field`.",
-    )
 
 
 class MigrationProgress(BaseModel, extra="allow"):
@@ -107,7 +93,14 @@ class MigrationProgress(BaseModel, extra="allow"):
 
     phase: str | None = Field(
         description="What the job does: `prepare`, `anchors`, `sweep`, `waiting` for the encoder, "
-        "`index`, `filled`, or a step of a verification. Null before a run."
+        "`index`, `filled`, or a step of a verification. `settling`: for some seconds after a "
+        "cutover or a rollback, rows that clients wrote around it are embedded again. Null before "
+        "a run."
+    )
+    waiting: dict[str, Any] | None = Field(
+        None,
+        description="While the encoder is away: `detail` says what failed, `again_s` in how many "
+        "seconds it is asked again, and `pauses_s` after how many the run pauses at the latest.",
     )
     rows: int = Field(description="Rows that have been read, and have a new vector if possible.")
     total: int | None = Field(
@@ -124,7 +117,13 @@ class MigrationProgress(BaseModel, extra="allow"):
     skipped: int = Field(description="Rows without a new vector.")
     tokens: int = Field(description="Tokens that were embedded.")
     truncated: int = Field(description="Texts that the target read only in part.")
-    spent: float | None = Field(description="Price of the tokens. Null without a price.")
+    spent: float | None = Field(
+        description="Price of the tokens, also of those of each `verify`. Null without a price."
+    )
+    price_of_all: float | None = Field(
+        description="What is spent and, by the plan, what the rest costs, rounded up to two "
+        "digits. Null without a price."
+    )
 
 
 class MigrationJob(BaseModel):

@@ -17,6 +17,7 @@ from app.jobs import queries as job_queries
 from app.jobs.submission import submit_job
 from app.moves import queries
 from app.moves.lease import change
+from app.moves.price import price_of_all, with_limits
 from app.stores.registry import EMBEDDED, has_cutover
 from app.types import JobKind, JobState, MigrationState
 
@@ -70,10 +71,15 @@ class MigrationStatus:
 
     @property
     def next(self) -> list[str]:
-        """Return the calls that are possible now. `hand_over` also needs a `verify` that passed."""
+        """Return the calls that are possible now, the most likely first.
+
+        `hand_over` needs a `verify` that passed, which is not repeated before it.
+        """
         calls = possible_calls(self.row, busy=self.is_busy)
-        if queries.STEP in self.row.position or self.row.found.get("verify", {}).get("passed"):
+        if queries.STEP in self.row.position:
             return calls
+        if self.row.found.get("verify", {}).get("passed"):
+            return sorted(calls, key=lambda call: call == "verify")
         return [each for each in calls if each != hand_over(self.row)]
 
     @property
@@ -91,13 +97,16 @@ class MigrationStatus:
         rows, total = position.get("rows", 0), position.get("total") or self.row.plan.get("rows")
         counts = {name: position.get(name, 0) for name in COUNTED}
         price = self.row.plan["limits"]["price_per_million_tokens"]
+        # Clients see vectors that a switch has translated until their texts are embedded.
+        is_settling = position.get(queries.WINDOW, {}).get("until", 0) > 0
         return {
             **counts,
             "spent": None if price is None else counts["tokens"] * price / 1e6,
+            "price_of_all": price_of_all(self.row),
             "rows_per_second": None,
             "eta_s": None,
             **{name: value for name, value in facts.items() if name not in ("done", "total")},
-            "phase": facts.get("phase") or position.get("phase"),
+            "phase": facts.get("phase") or ("settling" if is_settling else position.get("phase")),
             "rows": rows,
             "total": max(rows, total or 0),  # clients add rows during a run
         }
@@ -153,7 +162,7 @@ def queue_action(
 def change_limits(
     services: Services, context: RequestContext, migration_id: str, limits: Mapping[str, Any]
 ) -> MigrationStatus:
-    """Change some limits of a migration that does not run.
+    """Change some limits of a migration that does not run, and what the plan says of them.
 
     Raises NotFound, WrongState, MigrationActive and MissingField.
     """
@@ -161,8 +170,9 @@ def change_limits(
     refuse_unless_possible(found.row, "run", busy=found.is_busy)
     changed = {**found.row.plan["limits"], **limits}
     require_price(changed)
+    plan = with_limits(found.row.plan, changed, found.row.target)
     with services.db.transaction() as session:
-        if not change(session, found.row, plan={**found.row.plan, "limits": changed}):
+        if not change(session, found.row, plan=plan):
             raise MigrationActive(
                 "The migration changed at the same time. Repeat the call.", retry_after_s=1
             )

@@ -120,7 +120,7 @@ def _change_store(move: MigrationContext, held: Lease, step: str) -> dict[str, A
             known = held.position.get(WINDOW, {"ids": [], "until": 0.0})
             merged = list(dict.fromkeys([*known["ids"], *ids]))
             held.save(position={**held.position, WINDOW: {**known, "ids": merged}})
-        return (move.forward if step == "cutover" else move.backward)(ids, vectors)
+        return move.translate(vectors, back=step == "rollback").vectors  # at once: writes wait
 
     if step == "cutover":
         found: dict[str, Any] = {"pause_s": move.live.cutover(translate).pause_s}

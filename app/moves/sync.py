@@ -150,9 +150,8 @@ def drain_held(
         raise
     finally:
         if applied or news["error"] or settled or move.owed:
-            counts = {"applied": applied, **move.usage.take()}
-            total = {name: held.position.get(name, 0) + each for name, each in counts.items()}
-            position = {**held.position, **total}
+            move.usage.add(applied=applied)
+            position = move.usage.add_to(held.position)
             if settled:
                 ids = position.pop(WINDOW)["ids"]
                 if after_cutover and not switched:

@@ -87,7 +87,7 @@ def run_verify(services: Services, held: Lease, progress: Progress) -> JobResult
         "passed": all(check.passed is not False for check in checks),
         **{check.name: check.document() for check in checks},
     }
-    held.save(found={**held.row.found, "verify": found})
+    held.save(found={**held.row.found, "verify": found}, position=move.usage.add_to(held.position))
     return JobResult(found)
 
 
@@ -155,7 +155,7 @@ def check_payloads(move: MigrationContext, row: tables.MigrationRow, hear: HearR
 def check_sample(move: MigrationContext, held: Lease) -> Check:
     """Compare new vectors of sampled rows with those that the plan gives them now.
 
-    Texts are embedded again, those of fewer rows, because that may cost money.
+    Texts are embedded again, those of fewer rows, because that costs money: `spent` counts it.
     """
     embeds = move.embedder is not None
     page = move.store.sample(EMBEDDED_AGAIN if embeds else VERIFIED_ROWS)

@@ -79,11 +79,13 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     printed = terminal.ok("migrate", "docs", "--yes")
     assert "is filled" in printed
     assert "Next: anchorage migrate cutover docs" in printed
+    assert "is filled, so `finish` is not possible" in terminal.refusal("migrate", "finish", "docs")
     np.testing.assert_array_equal(vectors(table), before)
 
     printed = terminal.ok("migrate", "cutover", "docs")
     assert "is cut-over" in printed
     assert "clients waited" in printed
+    assert "Next: anchorage migrate finish docs (or rollback, sync, verify)" in printed
     assert vectors(table).shape == (ROWS, NEW_DIM)
     terminal.ok("migrate", "sync", "docs")
     assert "is rolled-back" in terminal.ok("migrate", "rollback", "docs")
@@ -118,6 +120,7 @@ def test_ctrl_c_leaves_the_run_and_the_same_command_continues_with_other_limits(
     assert "is running" in terminal.ok("migrate", "status", "docs")
     paused = terminal.run("migrate", "docs", "--cutover")  # its run is paused meanwhile
     assert (paused.exit_code, "is paused" in paused.stdout) == (1, True)
+    assert "Next: anchorage migrate docs (or abandon)" in paused.stdout
     done = terminal.json("migrate", "docs", "--rows-per-second", "1e6", "--cutover")
     assert (done["state"], done["progress"]["rows"]) == ("cut-over", ROWS)
 
@@ -148,7 +151,8 @@ def test_a_limit_pauses_and_the_message_says_how_to_raise_it(tmp_path: Path) -> 
         assert paused.exit_code == 1, paused.output
         assert "60, to embed by new" in said(paused.stdout)
         assert "ERROR (limit-reached)" in said(paused.stderr)
-        assert "To go on: anchorage migrate docs --max-price 0.02" in said(paused.stderr)
+        assert "limit of 0.010 is below the price of 0.12" in said(paused.stdout)
+        assert "To go on: anchorage migrate docs --max-price 0.12" in said(paused.stderr)
         with Client(url) as client:
             client.migrate("docs", target="new", max_price=20.0).wait()
         done = terminal.json("migrate", "docs")

@@ -15,19 +15,21 @@ from app.types import JobState, MigrationState
 
 MADE = {"anchors_made": 400, "anchors_wanted": 1000}
 LIMITS = {"price_per_million_tokens": 0.02, "max_price": 3.0}
+PLAN = {"limits": LIMITS, "rows": 10, "cost": {"tokens": 152_000_000}}
+AWAY = {"waiting": {"detail": "The endpoint returned status 503.", "again_s": 8, "pauses_s": 90}}
+WAITS = "status 503. The run asks again in 8 s, and pauses after 90 s without"
 
 
 def move(state: str, job: dict[str, Any] | None = None, **values: Any) -> MigrationStatus:
     """A migration of a table, and its job if that is not finished."""
     store = StoreRow(name="docs", kind="pgvector", encoder=EncoderRow(name="old"))
     row = MigrationRow(
-        **{"state": state, "store": store, "position": {}, "found": {}, "plan": {"limits": LIMITS}}
-        | values
+        **{"state": state, "store": store, "position": {}, "found": {}, "plan": PLAN} | values
     )
     return MigrationStatus(row, None if job is None else JobRow(**job))
 
 
-def working(action: str, phase: str, **facts: int) -> dict[str, Any]:
+def working(action: str, phase: str, **facts: Any) -> dict[str, Any]:
     return {
         "state": JobState.running,
         "arguments": {"action": action},
@@ -52,7 +54,8 @@ PASSED = {"verify": {"passed": True}}
         (move("cut-over", position={"step": "rollback"}), "rollback", "Roll back was interrupted."),
         (move("running", working("run", "sweep")), None, "Rows get new vectors"),
         (move("running", working("run", "anchors", **MADE)), None, "400 of 1,000 are done."),
-        (move("running", working("run", "waiting")), None, "The encoder does not answer."),
+        (move("running", working("run", "waiting", **AWAY)), None, WAITS),
+        (move("cut-over", position={"window": {"until": 1.0}}), "finish", "embedded again"),
         (move("filled", working("verify", "rows")), None, "Both sides of the store"),
         (
             move("running", {**working("run", "sweep"), "state": JobState.queued}),
@@ -74,7 +77,7 @@ def test_what_stopped_a_migration_says_what_to_do() -> None:
     )
     title, advice = say_problem(reached) or ("", "")
     assert title == "The limit is reached."
-    assert "2.80 of 3.00 are spent" in advice
+    assert "2.80 of 3.00 are spent, and all rows cost about 3.10" in advice
     assert "Raise the limit and continue" in advice
     away = move("paused", error={"code": "encoder-unavailable", "detail": "It stays away."})
     assert say_problem(away) == ("The encoder does not answer.", "It stays away.")

@@ -124,7 +124,7 @@ def test_a_file_is_filled_verified_and_left_to_the_application(
     act("run")
     shown = act("verify")
     assert shown["found"]["verify"]["passed"], shown["found"]
-    assert shown["next"] == ["verify", "finish", "abandon", "run"]
+    assert shown["next"] == ["finish", "abandon", "run", "verify"]
     query = {"anchor_set": "items", "queries": embeddings["second"][:1].tolist(), "k": 3}
     found = stocked.post("/stores/docs/search", json={**query, "target": "second"}).json()
     assert found["mode"] == "cascade"

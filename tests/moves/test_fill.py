@@ -115,6 +115,16 @@ def test_a_plan_says_what_embedding_costs_and_needs_no_anchors(
     assert cost["price"] == round(cost["tokens"] * 2.0 / 1e6, 6) > 0
     assert cost["seconds"] >= (ROWS - 1) / 10
     assert len(endpoint.texts) <= 33  # what measures the speed
+    limits = {"price_per_million_tokens": 4.0, "max_price": cost["price"], "texts_per_minute": 60.0}
+    changed = migrations.change_limits(table.services, CONTEXT, planned.id, limits).row.plan
+    assert changed["cost"]["price"] == pytest.approx(2 * cost["price"], abs=2e-6)
+    assert changed["cost"]["seconds"] >= ROWS - 1
+    assert changed["notes"][0]["code"] == "price-limited"
+    assert "at about 50% of the texts" in changed["notes"][0]["detail"]
+    limits = {"max_price": None, "texts_per_minute": None}
+    changed = migrations.change_limits(table.services, CONTEXT, planned.id, limits).row.plan
+    assert changed["notes"] == document["notes"]
+    assert changed["cost"]["seconds"] < cost["seconds"]
 
 
 def test_every_row_is_embedded_once_and_the_others_are_translated(
@@ -210,6 +220,8 @@ def test_what_clients_write_around_a_switch_is_embedded_from_its_text(
         steps.take_step(table.services, CONTEXT, moving.id, "cutover")
     table.insert(ROWS + 1, old_vectors(1, 94))
     assert moving.now.row.position["window"]["ids"] == [ROWS]
+    assert not np.allclose(table.read()[ROWS][0], expected_vector(f"row {ROWS}"), atol=1e-2)
+    assert moving.now.progress["phase"] == "settling"
     quick = PgvectorStore.capabilities
     monkeypatch.setattr(
         PgvectorStore, "capabilities", replace(quick, captures_writes=captures_writes)
@@ -220,6 +232,7 @@ def test_what_clients_write_around_a_switch_is_embedded_from_its_text(
         sync.sync_all(table.services)
         assert ROWS in moving.now.row.position["window"]["ids"]
     until(lambda: sync.sync_all(table.services) >= 0 and not moving.now.row.position.get("window"))
+    assert moving.now.progress["phase"] == "filled"
     rows = table.read()
     for row in (ROWS, ROWS + 1):
         assert np.allclose(rows[row][0], expected_vector(f"row {row}"), atol=1e-5)
@@ -239,7 +252,9 @@ def test_a_run_pauses_before_it_costs_too_much_and_goes_on_with_more(
     moving.do("run")
     now = moving.now
     assert (now.state, now.error["code"]) == ("paused", LimitReached.code)
+    price = now.row.plan["cost"]["price"]
     assert 0 < now.progress["spent"] <= 400
+    assert price <= now.progress["price_of_all"] <= 1.2 * price
     migrations.change_limits(table.services, CONTEXT, moving.id, {"max_price": None})
     with pytest.raises(MissingField):
         migrations.change_limits(
@@ -250,6 +265,10 @@ def test_a_run_pauses_before_it_costs_too_much_and_goes_on_with_more(
     with pytest.raises(WrongState):
         steps.take_step(table.services, CONTEXT, moving.id, "rollback")
     assert len(endpoint.texts) == len(set(endpoint.texts)) == ROWS - 2
+    spent = moving.now.progress["spent"]
+    moving.do("verify")
+    again = sum(map(len, endpoint.texts[ROWS - 2 :])) / 4
+    assert moving.now.progress["spent"] - spent == pytest.approx(again, rel=0.5)
 
 
 def test_a_low_price_makes_fewer_anchors(table: Table, endpoint: FakeEndpoint) -> None:
@@ -351,8 +370,14 @@ def test_an_encoder_that_is_away_is_waited_for(table: Table, endpoint: FakeEndpo
     moving = plan(table)
     endpoint.seen.clear()
     endpoint.refusals = [(503, {"Retry-After": "1"}, {})] * 20
-    moving.do("run")
-    assert moving.state == "filled", moving.now.error
+    thread = threading.Thread(target=moving.do, args=("run",))
+    thread.start()
+    until(lambda: moving.now.progress.get("waiting"))
+    away = moving.now.progress["waiting"]
+    thread.join()
+    assert away["detail"] == "The encoder 'remote' fails. The endpoint returned status 503."
+    assert 0 <= away["again_s"] <= away["pauses_s"] <= fill.PATIENCE_S
+    assert (moving.state, moving.now.progress.get("waiting")) == ("filled", None), moving.now.error
     assert len(set(endpoint.texts)) == ROWS - 2
 
 

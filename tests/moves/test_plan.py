@@ -96,14 +96,9 @@ def test_a_plan_says_everything_that_run_and_a_person_need(table: Table) -> None
     assert plan["estimate"]["index"] == ROWS
     assert plan["estimate"]["low"] < plan["estimate"]["recall"] < plan["estimate"]["high"]
     assert plan["space"]["verdict"] == "matches"
-    options = {each["name"]: each for each in plan["advice"]}
-    assert options.keys() == {"keep", "native", "cascade", "fuse", "translate", "re-embed"}
-    assert options["translate"]["writes"] == ROWS
-    assert options["translate"]["fidelity"] == plan["estimate"]["recall"]
     assert "search-works" in [note["code"] for note in plan["notes"]]
     assert plan["cost"]["seconds"] >= ROWS / 100
     assert plan["cost"]["disk_bytes"] >= ROWS * NEW_DIM * 4
-    assert (options["translate"]["seconds"] > 0, options["re-embed"]["seconds"]) == (True, None)
 
 
 def test_a_plan_makes_long_fits_itself(table: Table) -> None:
@@ -124,20 +119,9 @@ def test_vectors_of_another_encoder_are_refused_unless_forced(begin: Callable[..
         table.plan(target="other")
 
 
-def test_a_store_without_a_text_field_cannot_be_encoded_again_unless_its_items_exist(
-    begin: Callable[..., Table],
-) -> None:
-    table = begin(text_field=None)
+def test_a_store_without_a_text_field_cannot_be_embedded(begin: Callable[..., Table]) -> None:
     with pytest.raises(InvalidRequest, match="text_field"):
-        table.plan(fill="embed")
-    for facts, impossible in (
-        ({"old_encoder_runs": False}, {"keep", "fuse", "native", "re-embed"}),
-        ({"text_exists": True}, {"native"}),
-    ):
-        planned = table.plan(**facts)
-        advice = planned.row.plan["advice"]
-        assert {each["name"] for each in advice if not each["possible"]} == impossible
-        steps.take_step(table.services, CONTEXT, planned.id, "abandon")
+        begin(text_field=None).plan(fill="embed")
 
 
 def test_anchors_that_are_not_related_are_refused_unless_forced(table: Table) -> None:
@@ -197,7 +181,6 @@ def test_a_table_has_one_migration_at_a_time_however_many_plan_one(table: Table)
         ({"target": "old"}, InvalidRequest, "target"),
         ({"target": "lonely"}, AnchorsNotEmbedded, None),
         ({"options": {"ridge": 3.0}}, UnknownOption, "options.ridge"),
-        ({"evaluation": "0" * 32}, NotFound, "evaluation"),
         ({"fill": "embed"}, EncoderNeedsVectors, "fill"),
         ({"anchor_set": None}, MissingField, "anchor_set"),
         ({"max_price": 1.0}, MissingField, "price_per_million_tokens"),

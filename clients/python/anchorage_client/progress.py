@@ -13,14 +13,21 @@ LINE_S = 10.0
 
 
 def describe(made: Mapping[str, Any]) -> str:
-    """Return a job's phase, and its speed and the money that it spent where it says them."""
-    speed, spent = made.get("rows_per_second"), made.get("spent")
+    """Return a job's phase, what it waits for, its speed, and the money that it spent."""
+    speed, spent, away = made.get("rows_per_second"), made.get("spent"), made.get("waiting")
     parts = [
         str(made.get("phase") or ""),
+        describe_absence(away) if away else "",
         f"{speed:,.0f} rows/s" if speed else "",
         "" if spent is None else f"{spent:,.2f} spent",
     ]
     return ", ".join(filter(None, parts))
+
+
+def describe_absence(away: Mapping[str, Any]) -> str:
+    """Return why a migration waits, when it asks again, and when it pauses."""
+    again, pauses = duration(away["again_s"]), duration(away["pauses_s"])
+    return f"{away['detail']} Asks again in {again}, pauses after {pauses} without an answer"
 
 
 def duration(seconds: float) -> str:

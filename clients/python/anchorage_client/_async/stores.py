@@ -293,9 +293,6 @@ class AsyncMigrations:
         force_space: bool | None = None,
         min_recall: float | None = None,
         batch: int | None = None,
-        evaluation: str | None = None,
-        old_encoder_runs: bool | None = None,
-        text_exists: bool | None = None,
     ) -> AsyncMigration:
         """Plan the move of a store. It writes nothing to the store.
 
@@ -320,9 +317,6 @@ class AsyncMigrations:
             "force_space": force_space,
             "min_recall": min_recall,
             "batch": batch,
-            "evaluation": evaluation,
-            "old_encoder_runs": old_encoder_runs,
-            "text_exists": text_exists,
         }
         made = await self._transport.post("/migrations", body, creates=True)
         return AsyncMigration(self._transport, made)

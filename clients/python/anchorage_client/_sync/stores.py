@@ -289,9 +289,6 @@ class Migrations:
         force_space: bool | None = None,
         min_recall: float | None = None,
         batch: int | None = None,
-        evaluation: str | None = None,
-        old_encoder_runs: bool | None = None,
-        text_exists: bool | None = None,
     ) -> Migration:
         """Plan the move of a store. It writes nothing to the store.
 
@@ -316,9 +313,6 @@ class Migrations:
             "force_space": force_space,
             "min_recall": min_recall,
             "batch": batch,
-            "evaluation": evaluation,
-            "old_encoder_runs": old_encoder_runs,
-            "text_exists": text_exists,
         }
         made = self._transport.post("/migrations", body, creates=True)
         return Migration(self._transport, made)
