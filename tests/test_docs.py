@@ -111,7 +111,7 @@ def test_every_page_is_in_the_navigation() -> None:
 NAMING = {
     "docs/assets/rooms.svg": (r">((?:app|workers)[a-z_/.]*)<", 10, [""]),
     "docs/assets/request.svg": (r'data-path="([^"]+)"|>((?:app|workers)[a-z_/.]*)<', 10, [""]),
-    "docs/explanation/mathematics.md": (r"`([a-z_]+/[a-z_/.]+)`", 3, ["", "app/maths"]),
+    "docs/explanation/methods.md": (r"`([a-z_]+/[a-z_/.]+)`", 3, ["", "app/maths"]),
     "docs/explanation/architecture.md": (r"`([a-z_]+/[a-z_/.]+)`", 3, ["", "app/maths"]),
     "CONTRIBUTING.md": (r"(?<![\w/])((?:app|docs|scripts|tests|workers)/[\w./-]*\w)", 40, [""]),
 }
