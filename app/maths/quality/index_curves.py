@@ -21,7 +21,7 @@ MRR. When each other item of an index stays with probability f, an item of rank 
 reciprocal rank (1 - (1 - f)^r) / (r f). The logit of the mean is y, L = log10 of the index's size,
 and y(L) = a + b (L - 1) + c (L - 1)^2.
 
-The coefficients have normal priors, which were fitted to other data (docs/results/estimates.md).
+The coefficients have normal priors, which were fitted to other data (docs/results/quality.md).
 """
 
 from __future__ import annotations
