@@ -213,6 +213,7 @@ SETUP: dict[str, Callable[[Client, Path], None]] = {
     "docs/how-to/cost.md": shop,
     "docs/how-to/migrate.md": movable,
     "docs/how-to/name.md": movable,
+    "docs/how-to/no-texts.md": movable,
     "docs/how-to/roll-back.md": moved,
     "docs/how-to/search-a-store.md": shop,
 }
