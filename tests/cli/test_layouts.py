@@ -14,13 +14,14 @@ from llama_index.core.vector_stores.types import VectorStoreQuery
 from llama_index.vector_stores.postgres import PGVectorStore
 from sqlalchemy import NullPool, create_engine
 
+from anchorage_client import Client
 from app.cli.layouts import LAYOUTS
 from tests.cli.conftest import Terminal
-from tests.encoders.models.remote.endpoints import DIM, FakeEndpoint, expected_vector
+from tests.encoders.models.remote.endpoints import FakeEndpoint, expected_vector
 from tests.pgvector_server import PgvectorServer, pgvector_server_of_process
 from tests.serving import serving
 
-OLD_DIM = 16
+OLD_DIM, DIM = 384, 768
 TEXTS = [f"text {number}" for number in range(40)]
 
 
@@ -57,8 +58,9 @@ def terminal(shop: PgvectorServer, tmp_path: Path) -> Iterator[Terminal]:
         serving(data_dir=tmp_path, stores=stores, remote_urls=endpoint.url) as url,
     ):
         terminal = Terminal(url=url, stores=stores)
-        made = ("--kind", "openai", "--model", "m", "--endpoint", endpoint.url)
-        terminal.ok("encoders", "add", "new", *made)
+        options = {"url": endpoint.url, "dim": DIM}
+        with Client(url) as client:
+            client.encoders.create("new", kind="openai", model="m", options=options)
         yield terminal
 
 
@@ -82,6 +84,8 @@ def test_one_of_two_collections_of_langchain_moves_and_the_other_stays(
 
     for name, dim in (("mine", OLD_DIM), ("theirs", 5)):
         open_store(name, dim).add_texts([f"{each} of {name}" for each in TEXTS])
+        [found] = open_store(name, dim).similarity_search(f"text 7 of {name}", k=1)
+        assert found.page_content == f"text 7 of {name}"
     rows = (
         "SELECT array_agg(e::text || e.xmin::text ORDER BY e.id) FROM langchain_pg_embedding e "
         "JOIN langchain_pg_collection c ON c.uuid = e.collection_id WHERE c.name = 'theirs'"
@@ -105,21 +109,34 @@ def test_one_of_two_collections_of_langchain_moves_and_the_other_stays(
     assert shop.rows(rows) == before
 
 
-def test_a_table_of_llamaindex_moves(shop: PgvectorServer, terminal: Terminal) -> None:
-    parts = {"table_name": "pages", "schema_name": "public"}
+def test_one_of_two_tables_of_llamaindex_moves_and_the_other_stays(
+    shop: PgvectorServer, terminal: Terminal
+) -> None:
+    parts = {"schema_name": "public"}
     for name, driver in (("connection_string", "psycopg2"), ("async_connection_string", "asyncpg")):
         parts[name] = shop.url.replace("postgresql:", f"postgresql+{driver}:")
     index = {"hnsw_m": 8, "hnsw_ef_construction": 32, "hnsw_ef_search": 40}
     kept = {"create_engine_kwargs": {"poolclass": NullPool}, "hnsw_kwargs": index}
 
-    def open_store(dim: int) -> PGVectorStore:
-        return PGVectorStore(**parts, **kept, embed_dim=dim, use_jsonb=True)
+    def found(name: str, dim: int) -> str:
+        query = VectorStoreQuery(Model(dim).embed_query(f"text 7 of {name}"), similarity_top_k=1)
+        return str(open_store(name, dim).query(query).nodes[0].get_content())
 
-    nodes = [TextNode(text=each, embedding=Model(OLD_DIM).embed_query(each)) for each in TEXTS]
-    open_store(OLD_DIM).add(nodes)
+    def open_store(name: str, dim: int) -> PGVectorStore:
+        return PGVectorStore(table_name=name, **parts, **kept, embed_dim=dim, use_jsonb=True)
+
+    for name, dim in (("pages", OLD_DIM), ("others", 5)):
+        texts = [f"{each} of {name}" for each in TEXTS]
+        nodes = [TextNode(text=each, embedding=Model(dim).embed_query(each)) for each in texts]
+        open_store(name, dim).add(nodes)
+        assert found(name, dim) == f"text 7 of {name}"
+    rows = "SELECT array_agg(d::text || d.xmin::text ORDER BY d.id) FROM data_others d"
+    before = shop.rows(rows)
     migrated(terminal, shop.url, "--layout", "llamaindex", "--table", "data_pages")
-    query = VectorStoreQuery(Model(DIM).embed_query("text 7"), similarity_top_k=1)
-    assert open_store(DIM).query(query).nodes[0].get_content() == "text 7"
+    assert found("pages", DIM) == "text 7 of pages"
+    terminal.ok("migrate", "rollback", "data_pages")
+    assert found("pages", OLD_DIM) == "text 7 of pages"
+    assert (found("others", 5), shop.rows(rows)) == ("text 7 of others", before)
 
 
 #: as open-webui 0.6, Dify 1.10 and Supabase's guide create them
@@ -160,7 +177,7 @@ def test_tables_of_other_frameworks_move(
     assert f"With the cutover: {LAYOUTS[layout].after[:20]}" in printed
     table = LAYOUTS[layout].table or named[1]
     text, column = LAYOUTS[layout].text_field, LAYOUTS[layout].vector_field
-    wanted = expected_vector("text 7").tolist()
+    wanted = expected_vector("text 7", DIM).tolist()
     [(found,)] = shop.rows(
         f"SELECT {text} FROM {table} ORDER BY {column} <=> '{wanted}' LIMIT 1"  # noqa: S608
     )
