@@ -18,11 +18,10 @@ import itertools
 import json
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.common import RESULTS, Missing, Table, parser, show, write
+from benchmarks.prepared import endpoint
 from benchmarks.relevance.cells import anchor_rows
 from benchmarks.relevance.client import mean_ndcg, packed
 from benchmarks.relevance.collection import CRANFIELD, JudgedCollection, cranfield
@@ -50,35 +50,13 @@ QUERIES_AT_ONCE = 15
 LEAST_GAP = 0.02
 
 
-@contextmanager
-def endpoint(vectors: Mapping[str, Mapping[str, Matrix]]) -> Iterator[str]:
-    """An OpenAI-compatible endpoint with the vectors that the encoders made of these texts."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            known = vectors[body["model"]]
-            inputs = body["input"]
-            data = [
-                # The service asks for the dimension with texts of its own.
-                {"index": row, "embedding": known.get(text, next(iter(known.values()))).tolist()}
-                for row, text in enumerate([inputs] if isinstance(inputs, str) else inputs)
-            ]
-            answer = orjson.dumps({"data": data, "model": body["model"], "usage": {}})
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
+def prepared(
+    vectors: Mapping[str, Mapping[str, Matrix]], model: str, texts: Sequence[str]
+) -> Matrix:
+    """The vectors that an encoder made of these texts."""
+    known = vectors[model]
+    # The service asks for the dimension with texts of its own.
+    return np.stack([known.get(text, next(iter(known.values()))) for text in texts])
 
 
 class Service:
@@ -107,7 +85,7 @@ def served(
     addresses: Mapping[str, str], vectors: Mapping[str, Mapping[str, Matrix]]
 ) -> Iterator[Service]:
     """The service with these addresses of stores, and an encoder for each entry of `vectors`."""
-    with endpoint(vectors) as url:
+    with endpoint(0, partial(prepared, vectors)) as url:
         settings = {
             "stores": json.dumps(
                 {name: {"url": url, "remote_texts": True} for name, url in addresses.items()}

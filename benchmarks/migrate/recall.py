@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.migrate.rows import Collection, Numbers
+from benchmarks.migrate.table import SEARCH
 from benchmarks.migrate.truth import Expected
 from benchmarks.migrate.vectors import Vectors
-from benchmarks.migrate.workload import EF_SEARCH, NEAREST
+from benchmarks.migrate.workload import NEAREST
 
 BLOCK = 20_000
 
@@ -33,9 +34,7 @@ def nearest(queries: Vectors, ids: Numbers, block: Callable[[slice], Vectors]) -
 
 def search(connection: Any, queries: Vectors) -> Numbers:
     """Ids that clients find, by the index."""
-    connection.execute(f"SET hnsw.ef_search = {EF_SEARCH}")
-    statement = "SELECT id FROM items ORDER BY embedding <=> %s LIMIT 10"
-    found = [[row[0] for row in connection.execute(statement, (query,))] for query in queries]
+    found = [[row[0] for row in connection.execute(SEARCH, (query,))] for query in queries]
     return np.array(found, dtype=np.int64)
 
 

@@ -16,11 +16,17 @@ SWITCHES = ("cutover", "rollback", "second cutover")
 
 def tables(found: Found) -> dict[str, Table]:
     """Numbers of the run and latencies, named by the rows of the table."""
-    name = str(found["settings"]["rows"])
+    name = name_of(found)
     return {
         name: [["what", "found"], *map(list, _facts(found).items())],
         f"{name}-phases": [PHASE_HEAD, *_phases(found)],
     }
+
+
+def name_of(found: Found) -> str:
+    """The name of a run: its rows, and how they are filled unless they are translated."""
+    settings = found["settings"]
+    return f"{settings['rows']}{'-embed' * (settings['fill'] == 'embed')}"
 
 
 def _phases(found: Found) -> Table:
@@ -40,18 +46,19 @@ def _phases(found: Found) -> Table:
 
 def _facts(found: Found) -> dict[str, str]:
     """One line for each number of the run, as far as the course came."""
-    run, estimate, index = found["run"], found["plan"]["estimate"], found["verify"]["index"]
-    interval = f"{estimate['low']:.3f} to {estimate['high']:.3f}"
+    run, index, estimate = found["run"], found["verify"]["index"], found["plan"].get("estimate")
     facts = {
         "rows": f"{found['settings']['rows']:,}",
         "rows a second into the second table, between kills": f"{run['rows_per_second']:,.0f}",
         "kills": "; ".join(each["at"] for each in run["kills"]) or "none",
         "seconds of CPU of the plan": f"{found['plan']['cpu_s']:.1f}",
-        "estimated recall@10": f"{estimate['recall']:.3f} ({interval})",
         "what the index finds of an exact search, before and after, by `verify`": (
             f"{index['before']:.3f}, {index['after']:.3f}"
         ),
     }
+    if estimate is not None:
+        interval = f"{estimate['low']:.3f} to {estimate['high']:.3f}"
+        facts["estimated recall@10"] = f"{estimate['recall']:.3f} ({interval})"
     for step in SWITCHES:
         if step in found:
             longest = found["latencies"][step]["writes"]["longest_ms"] / 1000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,15 @@ class Collection:
     def text(self, row: int) -> str:
         """Return the sentences of a row."""
         return " ".join(self.sentences[part].line for part in self.members[row] if part >= 0)
+
+    def embed_texts(self, encoder: str, texts: Sequence[str]) -> Vectors:
+        """Unit vectors (t, d) of texts of rows. Any other text has the vector of the first row."""
+        places = np.array([self._places.get(text, 0) for text in texts])
+        return self.embed(encoder, places)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {self.text(row): row for row in range(len(self.members))}
 
     def corpus(self, row: int) -> str:
         """Return the corpus of a row's first sentence."""

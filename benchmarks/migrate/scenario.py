@@ -6,7 +6,7 @@ import random
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks.migrate import latencies, recall, truth
 from benchmarks.migrate.postgres import Database, disk, lsn
 from benchmarks.migrate.rows import Collection, Numbers
-from benchmarks.migrate.service import Service
+from benchmarks.migrate.service import CONCURRENCY, Service
 from benchmarks.migrate.table import TABLE, definitions, leftovers
-from benchmarks.migrate.vectors import Vectors
 from benchmarks.migrate.workload import Load, Workload
+from benchmarks.prepared import endpoint
 
 OLD, NEW = "minilm", "e5"
 ENCODERS = (OLD, NEW)
@@ -34,6 +34,7 @@ class Options:
 
     rows: int
     quiet_s: float
+    embeds: bool
 
 
 @dataclass
@@ -71,8 +72,11 @@ class Scene:
         time.sleep(self.options.quiet_s)
 
     def expected(self) -> truth.Expected:
-        """What the rows must be after all writes until now."""
-        return truth.replay(self.workload.log, self.options.rows, ENCODERS, self.switches)
+        """What the rows must be after all writes until now. What is written around a switch is
+        embedded after it.
+        """
+        switches = [] if self.options.embeds else self.switches
+        return truth.replay(self.workload.log, self.options.rows, ENCODERS, switches)
 
 
 def run(database: Database, rows: Collection, options: Options, folder: Path) -> dict[str, Any]:
@@ -81,14 +85,16 @@ def run(database: Database, rows: Collection, options: Options, folder: Path) ->
     vectors = {name: rows.embed(name, anchors) for name in ENCODERS}
     load = Load(database, rows, options.rows, folder / "workload.jsonl", ENCODERS)
     with (
-        Service(folder / "service", database.url) as service,
+        endpoint(0, rows.embed_texts) if options.embeds else nullcontext() as url,
+        Service(folder / "service", database.url, ANCHORAGE_REMOTE_URLS=url or "") as service,
         database.connect() as admin,
         Workload(load) as workload,
     ):
         before = definitions(admin)
         scene = Scene(database, service, rows, options, folder, workload, admin, before)
         try:
-            _play(scene, anchors, vectors)
+            service.register(vectors, url)
+            _play(scene, anchors)
         except Exception as error:  # what was measured until then is worth keeping
             traceback.print_exc()
             scene.report["stopped"] = f"{type(error).__name__}: {error}"
@@ -96,8 +102,7 @@ def run(database: Database, rows: Collection, options: Options, folder: Path) ->
     return scene.report
 
 
-def _play(scene: Scene, anchors: Numbers, vectors: dict[str, Vectors]) -> None:
-    scene.service.register(vectors)
+def _play(scene: Scene, anchors: Numbers) -> None:
     _connect(scene)
     with scene.phase("before"):
         scene.quiet()
@@ -137,9 +142,13 @@ def _connect(scene: Scene) -> None:
         address="main",
         collection=TABLE,
         encoder=OLD,
+        text_field="body",
     )
+    how: dict[str, Any] = {"fill": "translate", "anchor_set": "anchors"}
+    if scene.options.embeds:
+        how = {"fill": "embed", "concurrency": CONCURRENCY}
     began, cpu_s = time.monotonic(), service.cpu_s()
-    planned = service.call("POST", "/migrations", store=TABLE, target=NEW, anchor_set="anchors")
+    planned = service.call("POST", "/migrations", store=TABLE, target=NEW, **how)
     scene.migration = planned["id"]
     scene.report["store"] = store
     scene.report["plan"] = {
@@ -218,6 +227,9 @@ def _switch(scene: Scene, name: str, side: int) -> None:
         scene.workload.side.value = side
         scene.switches.append((began, time.time()))
         time.sleep(2)
+    if scene.options.embeds:  # what the switch has translated
+        job, _ = scene.service.step(scene.migration, "sync")
+        scene.service.wait(job["id"])
     scene.report[name] = {"request_s": took, **answer["found"].get(step, {})}
 
 
@@ -230,6 +242,8 @@ def _compare(scene: Scene, side: int, anchors: Numbers, found: Any, name: str = 
     want = truth.wanted(
         scene.rows, ENCODERS, side, lambda some: scene.service.translate(some, **names), anchors
     )
+    if scene.options.embeds:
+        want = lambda sources, by_new: scene.rows.embed(ENCODERS[side], sources)  # noqa: E731
     name = name or ("rows after rollback", "rows after cutover")[side]
     scene.report[name] = {
         **truth.compare_payloads(scene.admin, scene.rows, expected),

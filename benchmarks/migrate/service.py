@@ -25,6 +25,9 @@ POLL_S = 0.1
 #: a killed process loses its job after this time; the default is 30 s
 LEASE_S = 10
 
+#: texts of a request to the encoders' endpoint, and requests at once
+ENDPOINT_BATCH, CONCURRENCY = 128, 16
+
 JSON = dict[str, Any]
 CONFLICT = 409
 
@@ -110,10 +113,18 @@ class Service:
         answer.raise_for_status()
         return np.asarray(np.load(io.BytesIO(answer.content), allow_pickle=False))
 
-    def register(self, anchors: Mapping[str, Vectors]) -> None:
-        """Create an encoder of each name, and the anchor set `anchors`."""
+    def register(self, anchors: Mapping[str, Vectors], endpoint: str | None) -> None:
+        """Create an encoder of each name, and the anchor set `anchors` unless there is an endpoint
+        of theirs.
+        """
         for name in anchors:
-            self.call("POST", "/encoders", name=name, kind="external", dim=DIM)
+            about: JSON = {"kind": "external", "dim": DIM}
+            if endpoint is not None:
+                options = {"url": endpoint, "batch": ENDPOINT_BATCH}
+                about = {"kind": "openai", "model": name, "options": options}
+            self.call("POST", "/encoders", name=name, **about)
+        if endpoint is not None:
+            return
         embeddings = {
             name: {
                 "dtype": "float32",

@@ -26,9 +26,12 @@ CREATE TABLE items (
 )
 """
 INDEX = (
-    f"CREATE INDEX items_embedding ON items USING hnsw (embedding vector_cosine_ops) "
-    f"WITH (m = {M}, ef_construction = {EF_CONSTRUCTION})"
+    f"CREATE INDEX items_embedding ON items USING hnsw ((embedding::halfvec({DIM})) "
+    f"halfvec_cosine_ops) WITH (m = {M}, ef_construction = {EF_CONSTRUCTION})"
 )
+#: as clients search by the index
+HALF = f"halfvec({DIM})"
+SEARCH = f"SELECT id FROM items ORDER BY embedding::{HALF} <=> %s::{HALF} LIMIT 10"  # noqa: S608
 
 
 def fill(connection: Any, rows: Collection, count: int, encoder: str) -> dict[str, float]:

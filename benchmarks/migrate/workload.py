@@ -19,10 +19,10 @@ import numpy as np
 
 from benchmarks.migrate.postgres import Database
 from benchmarks.migrate.rows import Collection
+from benchmarks.migrate.table import SEARCH
 
 SEARCHES_PER_SECOND, WRITES_PER_SECOND = 50, 20
 SEARCH_THREADS, WRITE_THREADS = 6, 4
-EF_SEARCH = 100
 NEAREST = 10
 #: writes have ended when none is recorded for this time
 SETTLE_S = 3.0
@@ -145,16 +145,11 @@ class _Clients:
 
     def _search(self, log: TextIO) -> None:
         connection = self._load.database.connect()
-        connection.execute(f"SET hnsw.ef_search = {EF_SEARCH}")
         while (task := self._searches.get()) is not None:
             due, number = task
             encoder = self._load.encoders[self._side.value]
             query = self._queries[encoder][number % len(self._queries[encoder])]
-            error = _attempt(
-                connection,
-                "SELECT id FROM items ORDER BY embedding <=> %s LIMIT 10",
-                (query,),
-            )
+            error = _attempt(connection, SEARCH, (query,))
             self._record(log, kind="search", due=due, s=time.time() - due, error=error)
 
     def _write(self, thread: int, log: TextIO) -> None:
