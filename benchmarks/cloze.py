@@ -124,9 +124,9 @@ def native_gain(old: Side, new: Side, judged: Judgements, weight: float) -> floa
     return float((measure_ranking(ranking, judged, 0)[:, 0] - old.ndcg).mean())
 
 
-def translated(x: Tensor, y: Tensor, rows: Tensor, method: str | None = None) -> Tensor:
-    """Rows by a method, or by the map that searches take, from anchors x to y."""
-    method = method or methods.usual_method(len(x))
+def translated(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+    """Rows by the map that searches take, from anchors x to y."""
+    method = methods.usual_method(len(x))
     options = methods.resolve(method, {}, anchors=len(x))
     fitted = methods.fit(method, fit_space(x), fit_space(y), options)
     return apply(fitted, rows).vectors.float()

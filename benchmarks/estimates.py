@@ -2,9 +2,9 @@
 
 Each case draws k anchors, and estimates from only these what 500 other items find in indexes of
 other native vectors. Data, from ANCHORAGE_DATA: Banking77, Fashion-MNIST and word spaces
-(encoders/), and 159,000 sentences (corpora/, banking77/, stsb-multi-mt/) by five encoders of
-different families: static-256 (encoders/text), the token embeddings of the package wordllama,
-averages of two kinds of word vectors (encoders/words), and latent semantic analysis (scikit-learn).
+(encoders/), and the sentences of benchmarks/migrate/corpus.py by five encoders of different
+families: static-256 (encoders/text), the token embeddings of the package wordllama, averages of two
+kinds of word vectors (encoders/words), and latent semantic analysis (scikit-learn).
 CIFAR-10 and Cranfield took no part in any choice.
 
     python -m benchmarks.estimates
@@ -14,12 +14,10 @@ Needs `pip install wordllama`.
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import itertools
 import random
 import re
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -39,6 +37,8 @@ from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks import common
+from benchmarks.migrate.corpus import sentences
+from benchmarks.migrate.vectors import embedded
 
 ANCHORS, INDEXES, QUERIES = (100, 300, 1000), (1_000, 10_000, 100_000), 500
 #: vectors of the store that estimates with a sample see
@@ -294,71 +294,26 @@ def load(name: str) -> dict[str, Tensor]:
 
 
 SENTENCE_ENCODERS = ("static", "wordllama", "lsa", "w2v", "fasttext")
-CORPORA = (
-    "movie_reviews",
-    "sentence_polarity",
-    "subjectivity",
-    "state_union",
-    "inaugural",
-    "genesis",
-    "masc_tagged",
-)
 
 
 def _sentence_vectors(encoder: str) -> np.ndarray[Any, Any]:
+    texts = _sentences()
+    if encoder == "static":
+        return embedded(encoder, texts)
     path = common.CACHE / f"estimates-{encoder}.npy"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        texts = _sentences()
-        make = {"static": _static, "wordllama": _wordllama, "lsa": _lsa}.get(encoder)
+        make = {"wordllama": _wordllama, "lsa": _lsa}.get(encoder)
         vectors = _word_means(texts, encoder) if make is None else make(texts)
         np.save(path, vectors.astype(np.float16))
     return np.asarray(np.load(path))
 
 
 def _sentences() -> list[str]:
-    """Distinct sentences of 4 to 60 words, in lower case, in a random order."""
-    found = []
-    for name in CORPORA:
-        archive = zipfile.ZipFile(common.DATA / "corpora" / f"{name}.zip")
-        for member in sorted(archive.namelist()):
-            if member.endswith(("/", ".xml", ".csv")) or "README" in member.upper():
-                continue
-            if name == "genesis" and "english" not in member:
-                continue
-            text = archive.read(member).decode("latin-1")
-            if name == "masc_tagged":
-                text = re.sub(r"(\S+)_\S+", r"\1", text)
-            if name in CORPORA[:3]:
-                found += text.split("\n")
-            else:
-                found += re.split(r"(?<=[.!?])\s+", re.sub(r"\s+", " ", text))
-    found = [each for each in found if 4 <= len(each.split()) <= 60]
-    for part in ("train", "test"):
-        found += [row[0] for row in _rows(common.DATA / "banking77" / f"{part}.csv")]
-    for part in ("train", "dev", "test"):
-        rows = _rows(common.DATA / "stsb-multi-mt" / f"stsb-en-{part}.csv")
-        found += [sentence for row in rows for sentence in row[:2]]
-    texts = [re.sub(r"\s+", " ", each).strip().lower() for each in found]
-    distinct = {re.sub(r"\W+", " ", each).strip(): each for each in reversed(texts)}
-    made = list(distinct.values())[::-1]
+    """Distinct sentences in lower case, in a random order."""
+    made = [each.line.lower() for each in sentences()]
     random.Random(0).shuffle(made)  # noqa: S311
     return made
-
-
-def _rows(path: Path) -> list[list[str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.reader(file))
-
-
-def _static(texts: list[str]) -> np.ndarray[Any, Any]:
-    from app.encoders.models import torchvision_ops
-
-    torchvision_ops.make_importable()
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(common.DATA / "encoders/text/static-256"))
-    return np.asarray(model.encode(texts, batch_size=512), dtype=np.float32)
 
 
 def _wordllama(texts: list[str]) -> np.ndarray[Any, Any]:
