@@ -61,7 +61,7 @@ OVER = {
     "app/encoders": 3_411,
     "app/moves": 3_675,
     "app/openai": 726,
-    "app/stores": 7_849,
+    "app/stores": 7_853,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62

@@ -44,7 +44,7 @@ LOADED: dict[str, Callable[[StoreLocation], Store]] = {}
 
 #: the options of the kinds that have any
 STORE_OPTIONS: dict[str, tuple[str, ...]] = {
-    "pgvector": ("ef_search", "probes", "iterative_scan", "type", "where"),
+    "pgvector": ("ef_search", "probes", "type", "where"),
     "lancedb": ("distance",),
 }
 

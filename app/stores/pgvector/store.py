@@ -50,8 +50,9 @@ ROWS_A_FETCH = 10_000
 #: the limits of hnsw.ef_search
 LEAST_EF, MAX_EF = 40, 1000
 
-#: longest comparison of all rows where the index has found too few
-FEW_ROWS_S = 5
+#: PostgreSQL's estimate of a comparison that takes a tenth of a second, and longest comparison of
+#: all rows where the index has found too few
+CHEAP_COST, FEW_ROWS_S = 25_000, 5
 
 _DTYPES = {"vector": "float32", "halfvec": "float16"}
 
@@ -77,9 +78,7 @@ def text_columns(table: PgTable, fields: Sequence[str], row: str) -> list[sql.Co
 
 
 class PgvectorStore(Store):
-    """One table. options: `ef_search`, `probes`, `iterative_scan`, `type`, `where`; see
-    docs/explanation/decisions.md.
-    """
+    """One table. options: `ef_search`, `probes`, `type`, `where`."""
 
     capabilities = Capabilities(captures_writes=True, atomic_cutover=True, filters=True)
 
@@ -200,8 +199,8 @@ class PgvectorStore(Store):
     ) -> list[list[Any]]:
         """Return key, distance and perhaps vector of the nearest rows of each query.
 
-        Where the index finds fewer than k of a filter's rows, all of these are compared: they may
-        be far from the query. It sets options of the transaction.
+        All rows of a filter are compared where that is cheap, or the index finds fewer than k: it
+        misses most of those that are far from the query. It sets options of the transaction.
         """
         connection, place = layout.connection, layout.table(wanted.side)
         column = sql.Identifier("v", place.vectors.name)
@@ -228,23 +227,30 @@ class PgvectorStore(Store):
             rows = cursor.execute(statement, [query, *values, query, limit]).fetchall()
             return sorted(rows, key=lambda row: float(row[1]))[: wanted.k]
 
+        def is_cheap(query: StoreVectors) -> bool:
+            self._set(connection, settings | {"enable_indexscan": "off"})
+            explained = sql.SQL("EXPLAIN (FORMAT JSON) {}").format(of_all)
+            [[[plan]]] = connection.execute(explained, [query, *values, query, wanted.k]).fetchall()
+            return bool(plan["Plan"]["Total Cost"] < CHEAP_COST)
+
         answers = []
         settings = {"row_security": "on"} | self._index_settings(connection, wanted, index)
         may_lack = index is not None and bool(wanted.filter or place.selected)
         for query in wanted.queries.astype(np.float32):
             rows: list[Any] = []
-            if not wanted.exact:
+            compares_all = wanted.exact or (may_lack and is_cheap(query))
+            if not compares_all:
                 self._set(connection, settings)
                 rows = ask(query, of_index, wanted.k * used.rows_a_result)
-            if wanted.exact or (may_lack and len(rows) < wanted.k):
-                limit = SHORT_STATEMENT_S if wanted.exact else FEW_ROWS_S
+            if compares_all or (may_lack and len(rows) < wanted.k):
+                limit = SHORT_STATEMENT_S if compares_all else FEW_ROWS_S
                 all_rows = {"enable_indexscan": "off", "statement_timeout": f"{limit}s"}
                 try:
                     with connection.transaction():
                         self._set(connection, settings | all_rows)
                         rows = ask(query, of_all, wanted.k)
                 except psycopg.errors.QueryCanceled:
-                    if wanted.exact:
+                    if compares_all:
                         raise StoreUnsupported(
                             f"An exact search of this table takes more than {SHORT_STATEMENT_S} s.",
                             field="exact",
@@ -279,11 +285,9 @@ class PgvectorStore(Store):
             "hnsw.ef_search": str(max(int(ef), min(rows, MAX_EF))),
             "ivfflat.probes": probes,
         }
-        scan = options.get(
-            "iterative_scan", bool(wanted.filter or options.get("where")) or rows > MAX_EF
-        )
-        if scan and connection.version >= (0, 8):
-            settings["hnsw.iterative_scan"] = "strict_order"
+        is_filtered = bool(wanted.filter or options.get("where"))
+        if (is_filtered or rows > MAX_EF) and connection.version >= (0, 8):
+            settings["hnsw.iterative_scan"] = "relaxed_order"
             settings["ivfflat.iterative_scan"] = "relaxed_order"
         return settings
 
