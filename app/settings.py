@@ -190,9 +190,7 @@ class Settings(BaseSettings):
         ge=1024,
         description=(
             "most bytes of bodies and answers that one process holds at once; "
-            "one project gets 429 above half of it. An answer counts 16 bytes a number, or its "
-            "size as npy; a body of unknown "
-            "length counts as the largest"
+            "one project gets 429 above half of it"
         ),
     )
 
