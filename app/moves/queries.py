@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from sqlalchemy import exists, select
+from sqlalchemy import exists, select, update
 from sqlalchemy.orm import Session
 
 from app.db.tables import JobRow, MigrationRow, StoreRow
@@ -26,8 +26,13 @@ WINDOW = "window"
 TRANSLATED_BACK = "translated_back"
 
 
-def migration(session: Session, project: str, migration_id: str) -> MigrationRow:
-    """Return a migration of the project."""
+def migration(
+    session: Session, project: str, migration_id: str, *, lock: bool = False
+) -> MigrationRow:
+    """Return a migration of the project. `lock`: until the transaction ends, nobody writes it."""
+    if lock:  # SQLite, which has no FOR UPDATE, has one writer at a time
+        same = {"updated_at": MigrationRow.updated_at}
+        session.execute(update(MigrationRow).where(MigrationRow.id == migration_id).values(same))
     row = session.get(MigrationRow, migration_id, populate_existing=True)
     if row is None or row.project != project:
         raise NotFound(f"There is no migration {migration_id!r}.", "migration", field="id")

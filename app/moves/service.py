@@ -140,19 +140,13 @@ def queue_action(
 
     Raises NotFound, WrongState, MigrationActive, TooManyJobs and QueueFull.
     """
-    found = find_migration(services, context.project, migration_id)
-    refuse_unless_possible(found.row, action, busy=found.is_busy)
     changes: dict[str, Any] = {"error": None}
     if action == "run":
         changes["state"] = MigrationState.running
 
     def begin(session: Session, job: tables.JobRow) -> None:
-        if not change(session, found.row, **changes, job_id=job.id):
-            raise MigrationActive(
-                "Another request changed the migration at the same time. Read it, and repeat "
-                "the call if it is still possible.",
-                retry_after_s=1,
-            )
+        row = _locked(session, context, migration_id, action)
+        change(session, row, **changes, job_id=job.id)
         record_audit(session, context, action, "migration", migration_id)
 
     arguments = {"migration": migration_id, "action": action}
@@ -166,18 +160,25 @@ def change_limits(
 
     Raises NotFound, WrongState, MigrationActive and MissingField.
     """
-    found = find_migration(services, context.project, migration_id)
-    refuse_unless_possible(found.row, "run", busy=found.is_busy)
-    changed = {**found.row.plan["limits"], **limits}
-    require_price(changed)
-    plan = with_limits(found.row.plan, changed, found.row.target)
     with services.db.transaction() as session:
-        if not change(session, found.row, plan=plan):
-            raise MigrationActive(
-                "The migration changed at the same time. Repeat the call.", retry_after_s=1
-            )
+        row = _locked(session, context, migration_id, "run")
+        changed = {**row.plan["limits"], **limits}
+        require_price(changed)
+        change(session, row, plan=with_limits(row.plan, changed, row.target))
         record_audit(session, context, "change", "migration", migration_id)
     return find_migration(services, context.project, migration_id)
+
+
+def _locked(
+    session: Session, context: RequestContext, migration_id: str, call: str
+) -> tables.MigrationRow:
+    """Return a migration for which a call is possible, until the transaction ends.
+
+    A synchronisation writes the row again and again. Raises as `refuse_unless_possible`.
+    """
+    row = queries.migration(session, context.project, migration_id, lock=True)
+    refuse_unless_possible(row, call, busy=queries.unfinished_job(session, row) is not None)
+    return row
 
 
 def require_price(limits: Mapping[str, Any]) -> None:
@@ -195,7 +196,7 @@ def pause(services: Services, context: RequestContext, migration_id: str) -> Mig
     Raises NotFound and WrongState.
     """
     with services.db.transaction() as session:
-        row = queries.migration(session, context.project, migration_id)
+        row = queries.migration(session, context.project, migration_id, lock=True)
         if row.state == MigrationState.paused:
             return _with_job(session, row)
         if row.state != MigrationState.running:
@@ -205,12 +206,7 @@ def pause(services: Services, context: RequestContext, migration_id: str) -> Mig
             job_queries.cancel(session, job.id, now=tables.now())
             session.expire(job)
         if queries.unfinished_job(session, row) is None:
-            changed = change(session, row, state=MigrationState.paused)
-            session.expire(row)
-            if not changed:
-                raise MigrationActive(
-                    "The migration changed at the same time. Repeat the call.", retry_after_s=1
-                )
+            change(session, row, state=MigrationState.paused)
         record_audit(session, context, "pause", "migration", migration_id)
     return find_migration(services, context.project, migration_id)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from app.jobs.submission import cancel_job
 from app.moves import steps, sync
 from app.moves.context import open_migration
 from app.moves.lease import take_lease
@@ -35,6 +37,25 @@ def test_writes_before_a_cutover_are_translated(filled: Moving) -> None:
     assert np.allclose(found[4], expected(filled, changed)[1], atol=1e-5)
     assert filled.now.row.position["applied"] >= 5
     assert sync.sync_all(filled.services) == 0
+
+
+def test_a_job_is_queued_while_the_service_synchronises_writes(filled: Moving) -> None:
+    stopped = threading.Event()
+
+    def write_and_sync(row: int) -> None:
+        while not stopped.is_set():
+            filled.insert(row, old_vectors(1, 30))
+            sync.sync_all(filled.services)
+
+    with ThreadPoolExecutor(2) as executor:
+        both = [executor.submit(write_and_sync, row) for row in range(2)]
+        try:
+            for _ in range(30):
+                cancel_job(filled.services, CONTEXT, filled.queue("verify").id)
+        finally:
+            stopped.set()
+    assert [each.result() for each in both] == [None, None]
+    assert filled.do("verify").result["passed"]
 
 
 def test_writes_after_a_cutover_are_translated_back_until_the_end(verified: Moving) -> None:
