@@ -53,13 +53,12 @@ EQUAL_COSINE = 1 - 1e-4
 class NewRows:
     """Vectors (n, d) of rows on the other side.
 
-    known    number of rows that are anchors; encoded: of rows with a vector by the encoder itself
+    encoded  number of rows with a vector by the encoder itself
     missing  places of rows without a text and a direction: they have no new vector
     refused  ids of rows of a page whose text the encoder refused
     """
 
     vectors: StoreVectors
-    known: int
     encoded: int
     missing: NDArray[np.intp]
     refused: Sequence[StoreId] = ()
@@ -138,7 +137,7 @@ class MigrationContext:
         count = len(page.ids) - len(without)
         refused = [page.ids[each] for each in without.tolist() if (page.texts[each] or "").strip()]
         if not len(without) or self.maps is None:
-            return NewRows(made.vectors, 0, count, without, refused)
+            return NewRows(made.vectors, count, without, refused)
         old = self.store.fetch([page.ids[place] for place in without.tolist()])
         translated = self.translate(old.vectors, back=False)
         places = {each: place for place, each in enumerate(page.ids)}
@@ -146,7 +145,7 @@ class MigrationContext:
         made.vectors[there] = translated.vectors
         gone = np.setdiff1d(without, there)  # deleted since the page was read
         missing = np.union1d(gone, there[translated.missing])
-        return NewRows(made.vectors, translated.known, count, missing, refused)
+        return NewRows(made.vectors, count, missing, refused)
 
     def _embed(
         self,
@@ -160,23 +159,19 @@ class MigrationContext:
         made = embedder.embed(self.store.texts(ids), anew=anew)
         without = np.flatnonzero(~made.has_vector)
         if not len(without):
-            return NewRows(made.vectors, 0, len(vectors), without)
+            return NewRows(made.vectors, len(vectors), without)
         translated = self.translate(vectors[without], back=back)
         made.vectors[without] = translated.vectors
         count = len(vectors) - len(without)
-        return NewRows(made.vectors, translated.known, count, without[translated.missing])
+        return NewRows(made.vectors, count, without[translated.missing])
 
     def translate(self, vectors: StoreVectors, *, back: bool) -> NewRows:
         """Translate vectors by the migration's maps. Without maps, no row has a vector."""
         if (maps := self.maps) is None:
             width = self.dims[0] if back else self.dims[1]
-            return NewRows(
-                np.zeros((len(vectors), width), np.float32), 0, 0, np.arange(len(vectors))
-            )
+            return NewRows(np.zeros((len(vectors), width), np.float32), 0, np.arange(len(vectors)))
         mapped = (maps.backward if back else maps.forward).map_rows(vectors)
-        return NewRows(
-            mapped.vectors, int(mapped.known.sum()), 0, np.flatnonzero(mapped.undirected)
-        )
+        return NewRows(mapped.vectors, 0, np.flatnonzero(mapped.undirected))
 
     def correct(self, seen: Page, *, after_cutover: bool) -> StoreVectors:
         """Replace vectors that clients see and that are not those of their rows' texts.
@@ -262,7 +257,7 @@ class MigrationContext:
         vectors[others] = made.vectors
         places = np.flatnonzero(is_known)
         vectors[places] = kept.vectors[[known[changes.ids[place]] for place in places.tolist()]]
-        return NewRows(vectors, made.known, made.encoded + len(places), others[made.missing])
+        return NewRows(vectors, made.encoded + len(places), others[made.missing])
 
     def _apply(self, changes: Changes, after_cutover: bool) -> None:
         if len(changes.ids) == 0:

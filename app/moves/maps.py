@@ -15,12 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.anchors import made_pairs, spaces
 from app.anchors.samples import SAMPLE_TENSOR
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.errors import Conflict, OutOfRange, StoreChanged
-from app.maths.anchors.known_rows import find_known_rows
 from app.maths.geometry.space import LARGEST_MAGNITUDE
 from app.maths.translators.translator import Translator, apply_into
 from app.stores.port import StoreVectors
@@ -39,50 +37,29 @@ MAPPED_ROWS = 8192
 class MappedPage:
     """Vectors (n, d) in the other space, float32, and what was special about rows.
 
-    known      (n,) rows that equal an anchor: they have the anchor's native vector
     undirected (n,) rows that no map can translate: they are zero, not finite, beyond 2^100, at the
                mean of the anchors, or outside their span. Their vectors are zero
     """
 
     vectors: StoreVectors
-    known: NDArray[np.bool_]
     undirected: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class OneWayMap:
-    """A translator, and the anchors of both spaces: row i of `native` is the item of row i of
-    `anchors`. Made pairs have none here, because their places are no native vectors, nor do anchors
-    with a vector that several of them share.
+    """A translator of all rows, anchors too: native vectors among translated ones found no better
+    documents, and many rows may share the vector of an anchor.
 
     device  where it multiplies what is enough to pay; everything else is computed on the CPU
     """
 
     translator: Translator
-    anchors: Tensor
-    native: Tensor
     device: str = "cpu"
-
-    @property
-    def dims(self) -> tuple[int, int]:
-        """Dimensions of both spaces."""
-        return self.translator.dims
 
     @cached_property
     def placed(self) -> PlacedTranslator:
         """The translator on the device, which large pieces use."""
         return PlacedTranslator(self.translator, self.device)
-
-    def find_anchors(self, vectors: Tensor) -> Tensor:
-        """Return the anchor (n,) that each row equals; -1 where it equals none."""
-        if not len(self.anchors):
-            return torch.full((len(vectors),), -1)
-        return find_known_rows(self.anchors, vectors)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory, with the index of the anchors, which has them in float64."""
-        return self.translator.nbytes + 4 * self.anchors.nbytes
 
     def map_rows(self, vectors: StoreVectors) -> MappedPage:
         """Translate vectors (n, d) of the store. No vector stops it.
@@ -97,19 +74,17 @@ class OneWayMap:
                 "migration if it is not cut over."
             )
         out = np.zeros((count, dims[1]), dtype=np.float32)
-        known = np.zeros(count, dtype=np.bool_)
         undirected = np.zeros(count, dtype=np.bool_)
         for start in range(0, count, MAPPED_ROWS):
             rows = slice(start, min(start + MAPPED_ROWS, count))
             self._map_piece(
                 _as_tensor(vectors[rows]),
                 torch.from_numpy(out[rows]),
-                torch.from_numpy(known[rows]),
                 torch.from_numpy(undirected[rows]),
             )
-        return MappedPage(out, known, undirected)
+        return MappedPage(out, undirected)
 
-    def _map_piece(self, vectors: Tensor, out: Tensor, known: Tensor, undirected: Tensor) -> None:
+    def _map_piece(self, vectors: Tensor, out: Tensor, undirected: Tensor) -> None:
         largest = vectors.abs().amax(dim=1)
         undirected.copy_(~((largest > 0) & (largest <= LARGEST_MAGNITUDE)))  # true for NaN
         usable = (~undirected).nonzero().flatten()
@@ -133,11 +108,7 @@ class OneWayMap:
             if flags is not None:
                 undirected[usable[flags[0] | flags[1]]] = True
             break
-        anchor = self.find_anchors(vectors)
-        known.copy_(anchor >= 0)
-        undirected &= ~known
         out[undirected] = 0.0
-        out[known] = self.native[anchor[known]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +120,7 @@ class MigrationMaps:
 
     @property
     def nbytes(self) -> int:
-        return self.forward.nbytes + self.backward.nbytes
+        return self.forward.translator.nbytes + self.backward.translator.nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,11 +148,11 @@ def build_maps(
             anchors that are foreign to it less, as they would with one
     """
     source, target = _find_pair(services, context.project, request, sample)
-    forward, served = _fit_one_way(services, context, request, source, target)
+    served = translators.fit(services, context, source, target, request)
     assert request.source is not None
     back = replace(request, source=request.target, target=request.source)
-    backward, _ = _fit_one_way(services, context, back, target, source)
-    maps = MigrationMaps(forward, backward)
+    backward = translators.fit(services, context, target, source, back)
+    maps = MigrationMaps(OneWayMap(served.translator), OneWayMap(backward.translator))
     return BuiltMaps(
         services.blobs.put(_dump(maps)),
         maps,
@@ -190,29 +161,6 @@ def build_maps(
         served,
         warnings.warnings_about_pair(services, source, target),
     )
-
-
-def _fit_one_way(
-    services: Services,
-    context: RequestContext,
-    request: FitRequest,
-    source: tables.SpaceRow,
-    target: tables.SpaceRow,
-) -> tuple[OneWayMap, ServedMap]:
-    """Return the map from one space to another, and how it was made."""
-    served = translators.fit(services, context, source, target, request)
-    x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-    # A made place is no vector of an encoder, so no row of the store is known.
-    made = made_pairs.estimate_of(source.anchor_set) is not None
-    known = torch.zeros(len(x), dtype=torch.bool) if made else _unshared(x) & _unshared(y)
-    return OneWayMap(served.translator, x[known], y[known]), served
-
-
-def _unshared(vectors: Tensor) -> Tensor:
-    """Return which vectors (n,) no other one equals: rows with a placeholder are no anchor."""
-    same = find_known_rows(vectors, vectors)
-    counts = torch.bincount(same.clamp(min=0), minlength=len(vectors))
-    return (same == torch.arange(len(vectors))) & (counts == 1)
 
 
 def _find_pair(
@@ -252,7 +200,6 @@ def _dump(maps: MigrationMaps) -> dict[str, Tensor]:
     parts = {
         "forward": TRANSLATOR.dump(maps.forward.translator),
         "backward": TRANSLATOR.dump(maps.backward.translator),
-        "anchors": {"source": maps.forward.anchors, "target": maps.forward.native},
     }
     return {
         f"{part}/{name}": tensor for part, each in parts.items() for name, tensor in each.items()
@@ -264,10 +211,9 @@ def _load(tensors: Mapping[str, Tensor], device: str) -> MigrationMaps:
     for key, tensor in tensors.items():
         part, _, name = key.partition("/")
         parts.setdefault(part, {})[name] = tensor
-    source, target = parts["anchors"]["source"], parts["anchors"]["target"]
     return MigrationMaps(
-        OneWayMap(TRANSLATOR.load(parts["forward"]), source, target, device),
-        OneWayMap(TRANSLATOR.load(parts["backward"]), target, source, device),
+        OneWayMap(TRANSLATOR.load(parts["forward"]), device),
+        OneWayMap(TRANSLATOR.load(parts["backward"]), device),
     )
 
 

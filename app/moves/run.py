@@ -41,9 +41,8 @@ from app.moves.service import wrong_state
 from app.stores.port import Page, TextPage
 from app.types import MigrationState
 
-#: members of `position` that count rows: read, skipped, equal to an anchor, encoded again, and
-#: written by clients
-COUNTS = ("rows", "skipped", "anchors", "encoded", "applied", *USAGE)
+#: members of `position` that count rows: read, skipped, encoded again, and written by clients
+COUNTS = ("rows", "skipped", "encoded", "applied", *USAGE)
 
 #: members of `position` that a second run keeps: what was spent, and rows that a refused cutover
 #: has translated
@@ -299,7 +298,6 @@ class Run:
         again = bool(position.get("again"))
         self._move.migration.write(*made.usable(page.ids), replace=again)
         position["rows"] += len(page.ids)
-        position["anchors"] += made.known
         position["encoded"] += made.encoded
         return position, found
 

@@ -19,7 +19,6 @@ from app.context import Services
 from app.db import resources, tables
 from app.errors import InvalidRequest, UnknownOption
 from app.maths.translators.translator import apply
-from app.moves import maps
 from app.settings import Settings
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
@@ -180,13 +179,3 @@ def test_seeds_and_unpaired_rows_become_a_set_that_keeps_the_map(quick):
     native = torch.nn.functional.normalize(held @ exact, dim=1)
     translated = apply(fitted.translator, held).vectors
     assert torch.cosine_similarity(translated, native).mean() > 0.9
-
-
-def test_a_migration_takes_no_made_place_for_a_native_vector(made, clouds):
-    services, _ = made
-    built = maps.build_maps(services, CONTEXT, REQUEST)
-    page = built.maps.forward.map_rows(clouds[0][:50].numpy())
-    assert not page.known.any()
-    native = built.served.translator
-    expected = apply(native, clouds[0][:50]).vectors
-    assert torch.allclose(torch.from_numpy(page.vectors), expected, atol=1e-6)

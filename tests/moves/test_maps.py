@@ -52,33 +52,6 @@ def test_another_process_translates_alike(paired: Services) -> None:
     assert cosines.mean() > 0.8
 
 
-def test_rows_that_are_anchors_get_their_native_vectors_in_both_directions(
-    paired: Services,
-) -> None:
-    maps = build_maps(paired, CONTEXT, REQUEST).maps
-    old, new = maps.forward.anchors.numpy(), maps.forward.native.numpy()
-    vectors = np.concatenate([some(3, 6, 30).numpy(), old[[4, 9]] * np.float32(0.1)])
-    page = maps.forward.map_rows(vectors)
-    assert page.known.tolist() == [False, False, False, True, True]
-    assert np.array_equal(page.vectors[3:], new[[4, 9]])
-    assert np.array_equal(maps.backward.map_rows(new[:3]).vectors, old[:3])
-
-
-def test_a_vector_that_several_anchors_share_is_translated(paired: Services) -> None:
-    """Which of them a row is that has it as well, nobody knows."""
-    old, new = some(60, 6), some(60, 6) @ some(6, 5, 3)
-    old[40:50] = old[7]
-    rows = {"old": old, "new": new}
-    anchor_sets.create_anchor_set(paired, CONTEXT, name="shared", embeddings=rows)
-    built = build_maps(paired, CONTEXT, replace(REQUEST, anchor_set="shared"))
-    maps = load_maps(paired, row_of(built.digest))
-    page = maps.forward.map_rows(old.numpy())
-    assert (~page.known).nonzero()[0].tolist() == [7, *range(40, 50)]
-    expected = apply(maps.forward.translator, old[[7]]).vectors.numpy()
-    assert np.allclose(page.vectors[40:50], expected, atol=1e-6)
-    assert maps.backward.map_rows(new.numpy()).known.sum() == 49
-
-
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])
 def test_no_vector_stops_a_page(
     paired: Services, monkeypatch: pytest.MonkeyPatch, device: str
@@ -101,13 +74,11 @@ def test_no_vector_stops_a_page(
     vectors[7, 1] = np.inf
     vectors[11] = maps.forward.translator.source_mean.numpy()
     vectors[MAPPED_ROWS + 2] = 3e38
-    vectors[901] = maps.forward.anchors[3].numpy()
     page = maps.forward.map_rows(vectors)
     assert ("moved" in vars(maps.forward.placed)) == (device == "cpu:0")
     assert page.undirected.nonzero()[0].tolist() == wrong
     assert not page.vectors[wrong].any()
-    assert page.known.nonzero()[0].tolist() == [901]
-    others = np.setdiff1d(np.arange(len(vectors)), [*wrong, 901])
+    others = np.setdiff1d(np.arange(len(vectors)), wrong)
     assert np.allclose(page.vectors[others], alone[others], atol=1e-5)
     here, there = built.maps.backward.map_rows(alone), maps.backward.map_rows(alone)
     assert np.allclose(here.vectors, there.vectors, atol=1e-5)
