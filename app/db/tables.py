@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -308,11 +309,20 @@ class StoreRow(Owned, Base):
     #: the name of an address in the operator's settings
     address: Mapped[str] = mapped_column(String(NAME_LENGTH))
     collection: Mapped[str] = mapped_column(String(200))
-    #: vector_field, id_field, text_field, and the options of the kind
+    #: vector_field, id_field, text_field, metric, and the options of the kind
     options: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     #: whose vectors it holds
     encoder_id: Mapped[str] = mapped_column(ForeignKey("encoders.id"), index=True)
     encoder: Mapped[EncoderRow] = relationship(lazy="joined")
+
+    @property
+    def by_product(self) -> bool:
+        """Whether searches compare by inner product, in which lengths count."""
+        return self.options.get("metric") == "dot"
+
+    def map_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a translation of its vectors, which keeps lengths that count."""
+        return {**({"keep_norms": True} if self.by_product else {}), **options}
 
 
 class NativeVectorRow(Base):

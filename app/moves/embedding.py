@@ -262,7 +262,8 @@ def make_anchors(
 def fit_maps(services: Services, held: Lease, name: str) -> MigrationMaps | None:
     """Fit the maps of a migration to an anchor set, and store them."""
     row = held.row
-    request = FitRequest(row.store.encoder.name, row.target.name, name, "auto", {})
+    options = row.store.map_options({})
+    request = FitRequest(row.store.encoder.name, row.target.name, name, "auto", options)
     maps = build_maps(services, context_of(row), request)
     plan = {
         **row.plan,

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from sqlalchemy import update
 
 from app.access.audit import record_audit
 from app.anchors import likeness
@@ -89,6 +90,9 @@ def plan_migration(
         source, _ = translators.find_pair(services, context.project, request)
         translators.check_options(request, anchors=source.anchor_set.size)
     reading = _read(services, store, wanted.batch, text_field, target.dim)
+    # Its index may be newer than its registration.
+    store.options = {**store.options, "metric": reading.facts.metric}
+    request = request and _request(wanted, store)
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
     require_migratable(reading.facts)
     space = _check_space(services, store, target.name, reading, force=wanted.force_space)
@@ -203,7 +207,7 @@ def _request(wanted: NewMigration, store: tables.StoreRow) -> FitRequest:
         wanted.target,
         wanted.anchor_set,
         wanted.method,
-        wanted.options.as_dict(),
+        store.map_options(wanted.options.as_dict()),
         wanted.min_quality.as_dict(),
     )
 
@@ -382,6 +386,8 @@ def _add_row(
         with services.db.transaction() as session:
             session.add(row)
             session.flush()
+            metric = update(tables.StoreRow).where(tables.StoreRow.id == store.id)
+            session.execute(metric.values(options=store.options))
             record_audit(session, context, "create", "migration", row.id)
             session.refresh(row)
     except Conflict:

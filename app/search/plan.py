@@ -291,6 +291,7 @@ def _fit_request(
         if moving is not None and pairs is not None and pairs.name == anchor_set and not options:
             method = moving.plan.get("method") or "auto"
             options = moving.plan.get("options") or {}
+    options = row.map_options(options)
     return FitRequest(row.encoder.name, request.target, anchor_set, method, options)
 
 

@@ -85,6 +85,7 @@ class Scoring:
     native       how candidates are scored by vectors of their texts; None: none is
     embedded     whether the vectors that a store has of the target are of the rows' texts; else
                  they are translations
+    by_product   whether all are compared by inner products, as their store does, not by cosines
     """
 
     encoders: EncoderPair
@@ -95,6 +96,12 @@ class Scoring:
     limit: int | None
     native: NativeScoring | None
     embedded: bool = False
+    by_product: bool = False
+
+    def compare(self, queries: Tensor, vectors: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return the score of each vector (n, d) with its own query (q, d)."""
+        compare = maths.products if self.by_product else maths.cosines
+        return compare(queries, vectors, counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,18 +324,18 @@ def _score(
         return scores, old, own, scores, translated, weighting
     if scoring.old_queries is not None:
         readable = stored.float() if stored.dtype is torch.float16 else stored
-        scores = old = maths.cosines(scoring.old_queries, readable, counts)
+        scores = old = scoring.compare(scoring.old_queries, readable, counts)
     if known is not None and scoring.embedded:
         places, vectors = known
         of_each = torch.bincount(maths.owners_of(counts)[places], minlength=len(counts)).tolist()
-        own[places] = maths.cosines(scoring.queries, vectors.float(), of_each)
+        own[places] = scoring.compare(scoring.queries, vectors.float(), of_each)
     new = scores
     if served is not None:
         translated = served.start(services, project, stored).result()
         if known is not None and not scoring.embedded:
             places, vectors = known
             translated.vectors[places] = vectors.float()
-        scores = new = maths.cosines(scoring.queries, translated.vectors, counts)
+        scores = new = scoring.compare(scoring.queries, translated.vectors, counts)
         if old is not None and weighting[0] is not None:
             [scores] = maths.fuse(scores, old, maths.owners_of(counts), [weighting[0]])
     return scores, old, own, new, translated, weighting
@@ -372,7 +379,7 @@ async def _order_natively(
         there = [place for place, vector in enumerate(vectors) if vector is not None]
         if there:
             rows = torch.stack([each for each in vectors if each is not None])
-            native[first[there]] = maths.cosines(
+            native[first[there]] = scoring.compare(
                 scoring.queries[query : query + 1], rows, [len(there)]
             )
         block, guess = torch.zeros_like(native, dtype=torch.bool), base[query]

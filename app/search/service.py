@@ -147,6 +147,7 @@ async def _score(
         request.k,
         native,
         plan.embedded,
+        plan.row.by_product,
     )
     blocks = [
         torch.empty(0, 0)

@@ -88,7 +88,7 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
         ) from None
     finally:
         services.stores.forget(location)
-    row.options = {**row.options, "text_field": text_field}
+    row.options = {**row.options, "text_field": text_field, "metric": facts.metric}
     if new.vector_field is None:  # so that a second field of vectors changes nothing
         row.options = {**row.options, "vector_field": facts.vector_field}
     made = _describe(services, row, row.encoder, *found)

@@ -1,4 +1,4 @@
-"""Scores of candidates, their cosines with a query, and the order of the scores.
+"""Scores of candidates, their cosines or inner products with a query, and the order of the scores.
 
 Fusion of the scores of two encoders: standardised per query, then weighted.
 
@@ -24,12 +24,18 @@ def cosines(
     candidates  (n, d): first those of query 0, then those of query 1, and so on
     counts      number of candidates of each query; their sum is n
     """
-    unit = torch.nn.functional.normalize(queries.double(), dim=1, eps=1e-300).to(candidates.dtype)
-    parts = torch.split(candidates, list(counts))
-    products = torch.cat([part @ query for part, query in zip(parts, unit, strict=True)])
+    unit = torch.nn.functional.normalize(queries.double(), dim=1, eps=1e-300)
     norms = torch.linalg.vector_norm(candidates, dim=1, dtype=torch.float64)
-    scores: Tensor = (products.double() / norms).where(norms > 0, 0.0)
+    scores: Tensor = (products(unit, candidates, counts) / norms).where(norms > 0, 0.0)
     return scores.clamp_(-1.0, 1.0)
+
+
+def products(
+    queries: Float[Tensor, "q d"], candidates: Float[Tensor, "n d"], counts: Sequence[int]
+) -> Float64[Tensor, " n"]:
+    """Inner product of each candidate with its own query. The arguments are those of `cosines`."""
+    rows, parts = queries.to(candidates.dtype), torch.split(candidates, list(counts))
+    return torch.cat([part @ row for part, row in zip(parts, rows, strict=True)]).double()
 
 
 def owners_of(counts: Sequence[int]) -> Int64[Tensor, " n"]:
