@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.context import Services
 from app.db import tables
@@ -33,6 +34,9 @@ MAX_LOOKS = 3
 VERIFY_QUERIES = 100
 VERIFY_K = 10
 QUERIES_AT_ONCE = 10
+
+#: largest difference of two lengths that count as equal, relatively: stores round to float16
+EQUAL_LENGTH = 1e-2
 
 #: time after which no further queries are searched: one exact search may take seconds
 VERIFY_INDEX_S = 60.0
@@ -97,7 +101,14 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
     if total is None:
         total = move.store.facts().rows
     skipped = int(row.position.get("skipped", 0))
-    found: dict[str, Any] = {"rows": total, "new": new, "skipped": skipped}
+    before = int(row.found.get("before", {}).get("rows", 0))
+    found: dict[str, Any] = {"rows": total, "new": new, "skipped": skipped, "before": before}
+    if total == 0:
+        detail = (
+            f"The store has no rows, and had {before:,} when the run began. Abandon the migration, "
+            "or call `verify` again when it has rows."
+        )
+        return Check("rows", False, detail, found)
     # A cutover gives skipped rows an empty vector, which a store may count.
     missing = max(total - new - skipped, new - total, 0)
     live = move.store.capabilities.captures_writes
@@ -158,28 +169,41 @@ def check_sample(move: MigrationContext, held: Lease) -> Check:
     Texts are embedded again, those of fewer rows, because that costs money: `spent` counts it.
     """
     embeds = move.embedder is not None
-    page = move.store.sample(EMBEDDED_AGAIN if embeds else VERIFIED_ROWS)
-    ids = list(page.ids)
+    # Other rows than the last time, and than the anchors, which are a sample too.
+    page = move.store.sample(
+        EMBEDDED_AGAIN if embeds else VERIFIED_ROWS, seed=time.time_ns() % 2**31
+    )
+    ids, compared = list(page.ids), 0
     differing: Sequence[StoreId] = ids
     for look in range(MAX_LOOKS):
-        differing = find_different(move, differing)
+        equal, differing = compare_rows(move, differing)
+        compared += equal
         if not differing:
             break
         if look + 1 < MAX_LOOKS:
             drain_held(move, held)
-    found = {"rows": len(ids), "different": len(differing), "first": list(differing[:20])}
+    compared += len(differing)
+    found = {"rows": compared, "different": len(differing), "first": list(differing[:20])}
     if move.old is not None or embeds:
         found |= {name: held.position.get(name, 0) for name in ("old_embedded", "old_translated")}
     expected = "the target gives their texts" if embeds else "the maps give"
     if differing:
         detail = f"{len(differing)} of {len(ids)} rows have another new vector than {expected}."
         return Check("sample", False, detail, found)
+    if compared == 0:
+        detail = (
+            f"No new vector of {len(ids)} sampled rows could be compared: the rows have no text "
+            "and no direction, or the target refuses their texts. Check the target."
+        )
+        return Check("sample", False, detail, found)
     return Check("sample", True, f"The new vectors are those that {expected}.", found)
 
 
-def find_different(move: MigrationContext, ids: Sequence[StoreId]) -> list[StoreId]:
-    """Return the rows whose new vectors are not those of their texts, and whose vectors are no
-    translations of each other in either direction.
+def compare_rows(move: MigrationContext, ids: Sequence[StoreId]) -> tuple[int, list[StoreId]]:
+    """Return the number of rows with the right new vector, and the rows with a wrong one.
+
+    Right is that of the row's text, or one of two vectors that are translations of each other in
+    either direction. A row that cannot have a new vector now is neither.
     """
     old, new = move.store.fetch(ids), move.migration.read(ids)
     place = {each: number for number, each in enumerate(new.ids)}
@@ -187,13 +211,21 @@ def find_different(move: MigrationContext, ids: Sequence[StoreId]) -> list[Store
     paired = [number for number, each in enumerate(old.ids) if each in place]
     partners = [place[old.ids[number]] for number in paired]
     same = np.zeros(len(old.ids), np.bool_)
-    same[forward.missing] = True
     found, expected = new.vectors[partners], forward.vectors[paired]
-    same[paired] |= cosines(found, expected) >= EQUAL_COSINE
+    same[paired] |= _equal(move, found, expected)
     if "cutover" in move.row.found:  # a row that a client wrote since has an old vector made of it
         back = move.make_old([old.ids[number] for number in paired], found)
-        same[paired] |= cosines(old.vectors[paired], back.vectors) >= EQUAL_COSINE
-    return [each for number, each in enumerate(old.ids) if not same[number]]
+        same[paired] |= _equal(move, old.vectors[paired], back.vectors)
+    right = int(same.sum())
+    same[forward.missing] = True
+    return right, [each for number, each in enumerate(old.ids) if not same[number]]
+
+
+def _equal(move: MigrationContext, x: StoreVectors, y: StoreVectors) -> NDArray[np.bool_]:
+    """Return which rows of both are equal, in length too where the store compares lengths."""
+    lengths = np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1)
+    close = np.isclose(*lengths, rtol=EQUAL_LENGTH) | (not move.row.store.by_product)
+    return np.asarray(close & (cosines(x, y) >= EQUAL_COSINE))
 
 
 def check_index(move: MigrationContext, least: float, report: Any) -> Check:
@@ -220,7 +252,7 @@ def check_index(move: MigrationContext, least: float, report: Any) -> Check:
     if after >= least:
         return Check("index", True, f"{detail}.", found)
     before = found["before"]
-    if before is not None and after >= before - EQUAL_RECALL:
+    if after > 0 and before is not None and after >= before - EQUAL_RECALL:
         return Check("index", True, f"{detail}, and the old index {before:.3f}.", found)
     detail += f", below {least:.3f}. Raise its settings for searches, or build it anew."
     return Check("index", False, detail, found)
@@ -237,6 +269,8 @@ def measure_recall(
         raise StoreUnsupported("The store has no exact searches to compare with.")
     metric = move.store.facts().metric
     recalls: list[float] = []
+    # Rows that even the exact search hides are missing from both results, and count as missed.
+    others = int(queries.any(axis=1).sum()) - 1
     ends = time.monotonic() + VERIFY_INDEX_S
     for start in range(0, len(ids), QUERIES_AT_ONCE):
         if start and time.monotonic() >= ends:
@@ -249,12 +283,12 @@ def measure_recall(
             ids[start : start + QUERIES_AT_ONCE], part, exact, approximate, strict=True
         ):
             nearest = _scores(query, right, own, metric)
-            if len(nearest) == 0 or not query.any():  # a query without a direction
+            wanted = max(len(nearest), min(VERIFY_K, others))
+            if wanted == 0 or not query.any():  # a query without a direction
                 continue
-            limit = nearest.min() - EQUAL_SCORES * max(1.0, abs(nearest.min()))
-            recalls.append(
-                float((_scores(query, result, own, metric) >= limit).sum()) / len(nearest)
-            )
+            least = nearest.min(initial=np.finfo(np.float32).max)
+            limit = least - EQUAL_SCORES * max(1.0, abs(least))
+            recalls.append(float((_scores(query, result, own, metric) >= limit).sum()) / wanted)
     return recalls
 
 

@@ -83,6 +83,20 @@ def test_writes_of_clients_are_told_from_damage(filled: Moving) -> None:
     assert check_rows(open_migration(filled.services, filled.now.row), filled.now.row).passed
 
 
+def test_two_empty_sides_do_not_pass(filled: Moving) -> None:
+    page = open_migration(filled.services, filled.now.row).store.sample(30)
+    filled.execute("DELETE FROM {} WHERE id > 4")
+    found(filled)
+    move = open_migration(filled.services, filled.now.row)
+    # searches that hide the sampled rows, an exact one too
+    assert max(measure_recall(move, page.ids, page.vectors, "old", print)) <= 0.5
+    filled.execute("TRUNCATE {}")
+    result = found(filled)
+    assert (result["rows"]["passed"], result["rows"]["before"]) == (False, ROWS)
+    assert (result["sample"]["passed"], result["sample"]["rows"]) == (False, 0)
+    assert not result["passed"]
+
+
 def test_rows_that_no_trigger_saw_are_found_and_copied_again(filled: Moving) -> None:
     triggers = ("anchorage_capture_update", "anchorage_capture_rows")  # of texts, and of the rest
     for each in triggers:
