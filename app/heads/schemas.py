@@ -13,14 +13,10 @@ from app.http import fields
 from app.http.fields import Body, Dtype, Encoding, InputsBody, Name, Numbers, Vectors
 from app.translate.fields import (
     INDEX_DESCRIPTION,
-    NO_MINIMUM,
-    NO_OPTIONS,
     AnswerWarningOut,
+    FitFields,
     Flag,
     IndexSize,
-    MethodName,
-    MinQuality,
-    TranslationOptions,
 )
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
@@ -153,7 +149,7 @@ class HeadPage(BaseModel):
     heads: list[Head] = Field(description="One page of heads.")
 
 
-class StitchRequest(InputsBody):
+class StitchRequest(InputsBody, FitFields):
     """Vectors of `encoder`, or inputs for it, and a head of this or another encoder."""
 
     model_config = ConfigDict(
@@ -172,13 +168,6 @@ class StitchRequest(InputsBody):
         "Required if the head reads another encoder's vectors.",
     )
     vectors: Vectors = Field(None, description="Vectors of the encoder. Send these or `inputs`.")
-    method: MethodName = "auto"
-    options: TranslationOptions = Field(
-        default_factory=lambda: NO_OPTIONS, description="Options of the method."
-    )
-    min_quality: MinQuality = Field(
-        default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
-    )
     index: IndexSize | None = Field(None, description=INDEX_DESCRIPTION)
     encoding: Encoding = "float"
     dtype: Dtype = "float32"

@@ -9,15 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.http.fields import Body, Name
 from app.moves.service import Fill, MigrationStatus, NextCall
-from app.translate.fields import (
-    NO_MINIMUM,
-    NO_OPTIONS,
-    Finite,
-    MethodName,
-    MinQuality,
-    Share,
-    TranslationOptions,
-)
+from app.translate.fields import Finite, FitFields, Share
 from app.types import JobState, MigrationState
 
 Positive = Annotated[Finite, Field(gt=0, le=1e9)]
@@ -45,7 +37,7 @@ class MigrationLimits(Body):
     )
 
 
-class NewMigration(MigrationLimits):
+class NewMigration(MigrationLimits, FitFields):
     """A store, the encoder to move it to, and how its rows get new vectors."""
 
     model_config = ConfigDict(
@@ -64,14 +56,6 @@ class NewMigration(MigrationLimits):
         None,
         description="Anchor set that the store's encoder and `target` share. `translate` needs "
         "one; `embed` makes one of the first 1,000 rows where none is named.",
-    )
-    method: MethodName = "auto"
-    options: TranslationOptions = Field(
-        default_factory=lambda: NO_OPTIONS, description="Options of the method."
-    )
-    min_quality: MinQuality = Field(
-        default_factory=lambda: NO_MINIMUM,
-        description="Lowest estimate to accept, in an index of the store's size.",
     )
     force_space: bool = Field(
         False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -165,8 +166,9 @@ class QueryResults(BaseModel):
 
     ids: list[str | int] = Field(description="Ids, as the store has them or as they were sent.")
     scores: list[float] = Field(
-        description="Scores, larger is nearer: of a cascade, cosines from -1 to 1; of `bridge` and "
-        "`translate`, the store's; fused scores are comparable within one query only."
+        description="Scores, larger is nearer: of a cascade, cosines from -1 to 1, or inner "
+        "products where the store compares by them; of `bridge` and `translate`, the store's; "
+        "fused scores are comparable within one query only."
     )
     native: list[str | int] | None = Field(
         None, description="Ids that were scored by a native vector, if any were to be."
@@ -188,7 +190,31 @@ class SearchFlag(BaseModel):
     code: str = Field(description="`input-truncated`: an encoder read only its beginning.")
 
 
-class StoreSearchAnswer(BaseModel):
+class ScoredAnswer(BaseModel):
+    """The results of each query, and how candidates were scored."""
+
+    results: Sequence[QueryResults] = Field(description="One entry for each query.")
+    weight: float | None = Field(description="Weight of the new score. Null unless fused.")
+    weight_chosen_by: WeightSource | None = Field(
+        description="`request`: the request has the weight. `default`: by held-out anchors, or .5 "
+        "with native scores. `comparison`: that, raised or lowered by the newest `POST /compare` "
+        "of the encoders. Null unless fused."
+    )
+    native: NativeOut | None = Field(
+        description="How native vectors were obtained. Null without native scores."
+    )
+    method: str | None = Field(
+        description="Method that fitted the translators; never `auto`. Null without one."
+    )
+    options: dict[str, Any] = Field(description="All options of the method, with defaults.")
+    translator: str | None = Field(
+        description="Id of the translator of the stored vectors, for `/translators/{id}`. Null "
+        "for `identity`, and without one."
+    )
+    warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
+
+
+class StoreSearchAnswer(ScoredAnswer):
     """The results of each query, and how they were found."""
 
     results: list[StoreQueryResults] = Field(description="One entry for each query.")
@@ -201,20 +227,8 @@ class StoreSearchAnswer(BaseModel):
         description="Candidates that were scored by a new vector of the store: during a "
         "migration, its rows have one already."
     )
-    native: NativeOut | None = Field(
-        description="How native vectors were obtained. Null without native scores."
-    )
-    weight: float | None = Field(description="Weight of the new score. Null unless fused.")
-    weight_chosen_by: WeightSource | None = Field(
-        description="`request`, `default` or `comparison`, as in `POST /rescore`. Null unless "
-        "fused."
-    )
-    method: str | None = Field(description="Method of the translators. Null in `translate`.")
-    options: dict[str, Any] = Field(description="All options of the method.")
-    translator: str | None = Field(description="Translator of the stored vectors, if any.")
     bridge: str | None = Field(description="Translator of the queries, if any.")
     flags: list[SearchFlag] = Field(description="Warnings about queries.")
-    warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
 
 
 class DeletedVectors(BaseModel):
@@ -343,27 +357,8 @@ class CandidateFlag(BaseModel):
     )
 
 
-class RescoreAnswer(BaseModel):
+class RescoreAnswer(ScoredAnswer):
     """The candidates of each query, sorted by score, and how they were scored."""
 
-    results: list[QueryResults] = Field(description="One entry for each query.")
     mode: RescoreMode = Field(description="How the candidates were scored.")
-    weight: float | None = Field(description="Weight of the new score. Null in a cascade.")
-    weight_chosen_by: WeightSource | None = Field(
-        description="`request`: the request has the weight. `default`: by held-out anchors, or .5 "
-        "with native scores. `comparison`: that, raised or lowered by the newest `POST /compare` "
-        "of the encoders. Null in a cascade."
-    )
-    native: NativeOut | None = Field(
-        description="How native vectors were obtained. Null without native scores."
-    )
-    method: str | None = Field(
-        description="Method that fitted the translator; never `auto`. Null without `anchor_set`."
-    )
-    options: dict[str, Any] = Field(description="All options of the method, with defaults.")
-    translator: str | None = Field(
-        description="Id of the translator, for `/translators/{id}`. Null for `identity`, and "
-        "without `anchor_set`."
-    )
     flags: list[CandidateFlag] = Field(description="Warnings about candidates and queries.")
-    warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")

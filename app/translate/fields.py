@@ -68,7 +68,8 @@ class TranslationOptions(Body):
     keep_norms: bool | None = Field(
         None,
         description="Whether a vector keeps its relative distance from the mean. "
-        "Useful for decoders. Default false.",
+        "Useful for decoders. Default: true for vectors of a store that compares by inner "
+        "product, else false.",
     )
 
     def as_dict(self) -> methods.Options:
@@ -121,12 +122,9 @@ def _request_without_options(
     return FitRequest(source, target, anchor_set, method, {})
 
 
-class PairRequest(Body):
-    """A pair of encoders, the anchor set between them, and how to fit the translator."""
+class FitFields(Body):
+    """How a translator is fitted, and what it must be worth."""
 
-    source: Name | None = Field(None, description="Name of the encoder that the vectors come from.")
-    target: Name = Field(description="Name of the encoder whose space is wanted.")
-    anchor_set: Name = Field(description="Name of an anchor set that both encoders embedded.")
     method: MethodName = "auto"
     options: TranslationOptions = Field(
         default_factory=lambda: NO_OPTIONS, description="Options of the method."
@@ -134,6 +132,14 @@ class PairRequest(Body):
     min_quality: MinQuality = Field(
         default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
     )
+
+
+class PairRequest(FitFields):
+    """A pair of encoders, the anchor set between them, and how to fit the translator."""
+
+    source: Name | None = Field(None, description="Name of the encoder that the vectors come from.")
+    target: Name = Field(description="Name of the encoder whose space is wanted.")
+    anchor_set: Name = Field(description="Name of an anchor set that both encoders embedded.")
     index: IndexSize | None = Field(None, description=INDEX_DESCRIPTION)
 
     def translator_request(self) -> FitRequest:
