@@ -162,6 +162,10 @@ class BelowEstimate(Conflict):
     code = "below-estimate"
 
 
+class OldSizeTrigger(Conflict):
+    code = "old-size-trigger"
+
+
 class Unauthenticated(AnchorageError):
     """No API key, or one that is not valid."""
 

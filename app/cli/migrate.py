@@ -185,6 +185,19 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
     return step
 
 
+def _cut_over(
+    store: Store,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also where a trigger names vectors of the old size.")
+    ] = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    with connect(url) as client:
+        found = _find(client, store).cutover(force=force)
+        _report(found.data, as_json)
+
+
 #: the single steps: what each does, and what a person is asked before it
 STEPS = {
     "run": ("Give every row a new vector, as planned. Ctrl-C leaves it running.", ""),
@@ -197,7 +210,8 @@ STEPS = {
     "abandon": ("Delete the new vectors. The store stays.", "Delete the new vectors of {}?"),
 }
 for _name, (_help, _question) in STEPS.items():
-    cli.command(_name, help=_help)(_make_step(_name, _question))
+    _command = _cut_over if _name == "cutover" else _make_step(_name, _question)
+    cli.command(_name, help=_help)(_command)
 
 
 @cli.command("status")

@@ -13,20 +13,18 @@ from app.http.fields import NAME_PATTERN
 from app.http.problems import documented
 from app.jobs.schemas import Job
 from app.moves import plan, service, steps
-from app.moves.schemas import MigrationAnswer, MigrationLimits, MigrationList, NewMigration
+from app.moves.schemas import Cutover, MigrationAnswer, MigrationLimits, MigrationList, NewMigration
 from app.types import Scope
 
 router = APIRouter(prefix="/migrations", tags=["Migrate"])
 
+#: what a route with a body may answer
+REFUSED = documented(400, 404, 409, 413, 415, 422)
+
 MigrationId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the migration.")]
 
 
-@router.post(
-    "",
-    status_code=201,
-    summary="Plan a migration",
-    responses=documented(400, 404, 409, 413, 415, 422),
-)
+@router.post("", status_code=201, summary="Plan a migration", responses=REFUSED)
 def plan_migration(
     context: WriteContext,
     body: Annotated[NewMigration, json_body(NewMigration)],
@@ -71,7 +69,7 @@ def get_migration(id: MigrationId, services: Svc, project: Reads) -> MigrationAn
     return MigrationAnswer.of(service.find_migration(services, project, id))
 
 
-@router.patch("/{id}", summary="Change limits", responses=documented(400, 404, 409, 413, 415, 422))
+@router.patch("/{id}", summary="Change limits", responses=REFUSED)
 def change_limits(
     id: MigrationId,
     context: WriteContext,
@@ -134,15 +132,20 @@ def pause_migration(id: MigrationId, context: WriteContext, services: Svc) -> Mi
     return MigrationAnswer.of(service.pause(services, context, id))
 
 
-@router.post("/{id}/cutover", summary="Cut a store over", **CALL)
-def cut_over(id: MigrationId, context: WriteContext, services: Svc) -> MigrationAnswer:
+@router.post("/{id}/cutover", summary="Cut a store over", responses=REFUSED)
+def cut_over(
+    id: MigrationId,
+    context: WriteContext,
+    body: Annotated[Cutover, json_body(Cutover, optional=True)],
+    services: Svc,
+) -> MigrationAnswer:
     """Makes the store's clients see the new vectors. `rollback` undoes it until `finish`.
 
     Refuses while `verify` has not passed since the last run, and for stores of the kinds
     `lancedb`, `sqlite-vec` and `faiss`, whose application opens the new vectors itself.
     If the server stops in the middle, the same call completes it.
     """
-    return MigrationAnswer.of(steps.take_step(services, context, id, "cutover"))
+    return MigrationAnswer.of(steps.take_step(services, context, id, "cutover", force=body.force))
 
 
 @router.post("/{id}/rollback", summary="Roll a store back", **CALL)

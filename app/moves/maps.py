@@ -118,10 +118,6 @@ class MigrationMaps:
     forward: OneWayMap
     backward: OneWayMap
 
-    @property
-    def nbytes(self) -> int:
-        return self.forward.translator.nbytes + self.backward.translator.nbytes
-
 
 @dataclass(frozen=True, eq=False)
 class BuiltMaps:
@@ -192,7 +188,7 @@ def load_maps(services: Services, row: tables.MigrationRow) -> MigrationMaps | N
     return services.cache.get_or_make(
         ("migration maps", digest),
         lambda: _load(services.blobs.get(digest, of=f"migration {row.id}"), services.device),
-        lambda maps: maps.nbytes,
+        lambda maps: maps.forward.translator.nbytes + maps.backward.translator.nbytes,
     )
 
 

@@ -72,6 +72,16 @@ class NewMigration(MigrationLimits, FitFields):
     )
 
 
+class Cutover(Body):
+    """What a cutover may pass over."""
+
+    force: bool = Field(
+        False,
+        description="Cut over although a trigger of the table names vectors of the old size: the "
+        "writes that fire it fail until you change it.",
+    )
+
+
 class MigrationProgress(BaseModel, extra="allow"):
     """How far a migration is."""
 

@@ -25,6 +25,7 @@ from app.errors import (
     BelowEstimate,
     EncoderFailed,
     EncoderUnavailable,
+    OldSizeTrigger,
     StoreUnavailable,
     Unavailable,
 )
@@ -38,7 +39,7 @@ from app.moves.service import (
     refuse_unless_possible,
 )
 from app.moves.sync import drain_held
-from app.stores.port import StoreId, StoreVectors
+from app.stores.port import OLD_SIZE, StoreId, StoreVectors
 from app.stores.registry import AFTER_CUTOVER, has_cutover
 from app.types import MigrationState
 
@@ -61,13 +62,21 @@ AFTER = {
 
 
 def take_step(
-    services: Services, context: RequestContext, migration_id: str, step: str
+    services: Services,
+    context: RequestContext,
+    migration_id: str,
+    step: str,
+    *,
+    force: bool = False,
 ) -> MigrationStatus:
     """Take a step of the store and of the row, which a repeated call completes.
 
+    force  of a cutover: although a trigger of the table names vectors of the old size
+
     A rollback keeps the new vectors. After `finish`, the store belongs to the target encoder; where
     the application opens the new vectors itself, both stay, and so does the encoder.
-    Raises NotFound, WrongState, MigrationActive, BelowEstimate, Overloaded and the store's errors.
+    Raises NotFound, WrongState, MigrationActive, BelowEstimate, OldSizeTrigger, Overloaded and the
+    store's errors.
     """
     found = find_migration(services, context.project, migration_id)
     refuse_unless_possible(found.row, step, busy=found.is_busy)
@@ -81,6 +90,8 @@ def take_step(
         if step == hand_over(held.row):
             refuse_below_estimate(held.row)
         move = open_migration(services, held.row)
+        if step == "cutover" and not force and STEP not in held.position:
+            refuse_old_size(move)
         window = held.position.get(WINDOW)
         if window is not None:
             left = window["until"] - time.time()  # of the clock of another machine, perhaps
@@ -188,4 +199,14 @@ def refuse_below_estimate(row: tables.MigrationRow) -> None:
         raise BelowEstimate(
             f"The last `verify` did not pass. {' '.join(failed)}",
             more={"found": found, "estimated": estimated},
+        )
+
+
+def refuse_old_size(move: MigrationContext) -> None:
+    """Raises OldSizeTrigger where writes of clients would fail after a cutover."""
+    notes = [each.detail for each in move.store.facts().notes if each.code == OLD_SIZE]
+    if notes and move.dims[0] != move.dims[1]:
+        raise OldSizeTrigger(
+            f"{' '.join(notes)} Disable the trigger, and change its function right after the "
+            "cutover. Or send `force: true` (`--force` in a terminal) to cut over all the same."
         )

@@ -94,6 +94,13 @@ class Queries(Body):
         description="`fuse`: weight of the new score, 0 to 1; the old score has the rest. "
         "Default: the service chooses it, and `weight_chosen_by` says how.",
     )
+    native: Annotated[int, Field(ge=0, le=MAX_NATIVE)] | None = Field(
+        None,
+        description="Candidates of each query whose texts the target encoder embeds, 0 to 200: the "
+        "best ones by the scores known before. They come first, ordered by their native scores, "
+        "and in `fuse` by the old scores too. Default: 20 where the candidates have `texts`, or "
+        "their store has a `text_field` and the service itself runs the encoder, else 0.",
+    )
     native_deadline_ms: Annotated[int, Field(ge=50, le=30_000)] = Field(
         2_000,
         description="How long native vectors are waited for, 50 to 30,000 ms. After that, the "
@@ -147,13 +154,6 @@ class StoreSearchRequest(Queries):
     )
     options: TranslationOptions = Field(
         default_factory=lambda: NO_OPTIONS, description="Options of the method."
-    )
-    native: Annotated[int, Field(ge=0, le=MAX_NATIVE)] | None = Field(
-        None,
-        description="Candidates of each query whose texts the target encoder embeds, 0 to 200: the "
-        "best ones by the scores known before. They come first, ordered by their native scores, "
-        "and in `fuse` by the old scores too. Default: 20 where the store has a `text_field` and "
-        "the service runs the encoder in its own process, else 0.",
     )
     payload: bool = Field(False, description="Whether results have the store's payloads.")
     exact: bool = Field(
@@ -332,12 +332,6 @@ class RescoreRequest(PairRequest, Queries):
             "standardised over the query's candidates."
         ),
     ] = "cascade"
-    native: Annotated[int, Field(ge=0, le=MAX_NATIVE)] | None = Field(
-        None,
-        description="Candidates of each query whose `texts` the target encoder embeds, 0 to 200: "
-        "the best ones by the scores known before. They come first, ordered by their native "
-        "scores, and in `fuse` by the old scores too. Default: 20 with `texts`, else 0.",
-    )
     limit: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
         None, description="Most results of each query. Default: all candidates."
     )

@@ -81,6 +81,10 @@ class Capabilities:
     exact_search: bool = True
 
 
+#: code of the note about a trigger that names vectors of the old size
+OLD_SIZE = "old-size-trigger"
+
+
 @dataclass(frozen=True)
 class StoreNote:
     """Something that a person must know before a migration, with a stable code."""

@@ -91,7 +91,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "is rolled-back" in terminal.ok("migrate", "rollback", "docs")
     np.testing.assert_array_equal(vectors(table), before)
     assert "yes" in terminal.ok("migrate", "verify", "docs")
-    assert "cut-over" in terminal.ok("migrate", "cutover", "docs")
+    assert "cut-over" in terminal.ok("migrate", "cutover", "docs", "--force")
     assert terminal.run("migrate", "finish", "docs").exit_code == 1  # nobody says yes
     assert "No store doc has a migration" in terminal.refusal("migrate", "finish", "doc")
     assert "is finished" in terminal.ok("migrate", "finish", "docs", "--yes")

@@ -16,6 +16,7 @@ from app.errors import (
     AnchorageError,
     BelowEstimate,
     NotFound,
+    OldSizeTrigger,
     StoreChanged,
     StoreUnavailable,
     StoreUnsupported,
@@ -55,6 +56,24 @@ def audited(moving: Moving) -> list[str]:
     query = select(tables.AuditRow.action).where(tables.AuditRow.resource == "migration")
     with moving.services.db.transaction() as session:
         return list(session.scalars(query.order_by(tables.AuditRow.created_at)))
+
+
+def test_a_cutover_that_breaks_a_trigger_needs_force(verified: Moving) -> None:
+    function = f"fill_{verified.table}"
+    verified.execute(
+        f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.embedding "
+        f"= array_fill(.5::real, ARRAY[{OLD_DIM}])::vector({OLD_DIM}); RETURN NEW; END $$"
+    )
+    verified.execute(
+        f"CREATE TRIGGER fills BEFORE UPDATE ON {{}} FOR EACH ROW EXECUTE FUNCTION {function}()"
+    )
+    with pytest.raises(OldSizeTrigger, match="fills"):
+        take(verified, "cutover")
+    assert (verified.state, sees(verified, OLD_DIM)) == ("filled", True)
+    steps.take_step(verified.services, CONTEXT, verified.id, "cutover", force=True)
+    assert sees(verified, NEW_DIM)
+    with pytest.raises(psycopg.errors.DataException, match=f"expected {NEW_DIM}"):
+        verified.execute("UPDATE {} SET body = 'changed' WHERE id = 1")
 
 
 def test_a_store_moves_back_and_forth_and_then_belongs_to_the_new_encoder(

@@ -13,7 +13,10 @@ from app.stores.port import StoreLocation, StoreNote
 #: code and text of each obstacle; parameters: oid of the table, and its column of vectors.
 #: migration.py names what a migration moves; all else that depends on the table is an obstacle
 _OBSTACLES: LiteralString = """
-WITH t AS (SELECT c.*, a.attnum, a.atttypid, y.typarray FROM pg_class c
+WITH t AS (SELECT c.*, a.attnum, a.atttypid, y.typarray,
+    (SELECT string_agg(quote_ident(p.pubname), ', ') FROM pg_publication_tables p
+      JOIN pg_namespace n ON n.nspname = p.schemaname
+      WHERE p.tablename = c.relname AND n.oid = c.relnamespace) AS publications FROM pg_class c
   JOIN pg_type y ON y.oid = c.reltype
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %(column)s WHERE c.oid = %(oid)s)
 SELECT code, detail FROM t, LATERAL (VALUES
@@ -25,11 +28,10 @@ SELECT code, detail FROM t, LATERAL (VALUES
     'Rights on single columns of the table are not copied. Grant them on the table, or revoke '
     'them.'),
   ('replication', relreplident <> 'd'
-    OR EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = t.oid)
-    OR EXISTS (SELECT FROM pg_publication_tables p JOIN pg_namespace n ON n.nspname = p.schemaname
-      WHERE p.tablename = t.relname AND n.oid = t.relnamespace),
-    'A publication or a subscription of logical replication has the table, or its replica '
-    'identity is not the default. Take the table out of it, and set REPLICA IDENTITY DEFAULT.'),
+    OR EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = t.oid) OR publications IS NOT NULL,
+    'A publication' || coalesce(' (' || publications || ')', '') || ' or a subscription of logical '
+    'replication has the table, or its replica identity is not the default. Take the table out of '
+    'it, and set REPLICA IDENTITY DEFAULT.'),
   ('storage', relpersistence <> 'p' OR reltablespace <> 0
     OR EXISTS (SELECT FROM pg_class o WHERE o.oid = t.reltoastrelid AND o.reloptions IS NOT NULL)
     OR EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
@@ -54,8 +56,8 @@ SELECT code, detail FROM t, LATERAL (VALUES
     'SET STATISTICS -1, RESET (n_distinct)), and set them again after the migration.'))
   found(code, is_so, detail) WHERE is_so
 UNION ALL SELECT 'constraint', 'The constraint ' || quote_ident(k.conname) || ' is an exclusion, '
-  'has a period (WITHOUT OVERLAPS, PERIOD), is not validated, or belongs to a partitioned table or '
-  'to another owner. Validate it, or drop it for the migration.'
+  'has a period (WITHOUT OVERLAPS, PERIOD), is not validated or not enforced, or belongs to a '
+  'partitioned table or to another owner. Validate it, or drop it for the migration.'
   FROM t JOIN pg_constraint k ON t.oid IN (k.conrelid, k.confrelid)
   JOIN pg_class r ON r.oid = k.conrelid
   WHERE k.contype = 'x' OR NOT k.convalidated OR to_jsonb(k) ->> 'conperiod' = 'true'

@@ -236,9 +236,12 @@ class AsyncMigration:
         """Stop the run after its batch; `run` continues."""
         return await self._step("pause")
 
-    async def cutover(self) -> AsyncMigration:
-        """Let searches use the new vectors."""
-        return await self._step("cutover")
+    async def cutover(self, *, force: bool = False) -> AsyncMigration:
+        """Let searches use the new vectors.
+
+        force  also where a trigger names vectors of the old size: the writes that fire it fail
+        """
+        return await self._step("cutover", {"force": force})
 
     async def rollback(self) -> AsyncMigration:
         """Let searches use the old vectors again."""
@@ -252,9 +255,9 @@ class AsyncMigration:
         """Give the move up, and remove its new vectors."""
         return await self._step("abandon")
 
-    async def _step(self, step: str) -> AsyncMigration:
+    async def _step(self, step: str, body: Json | None = None) -> AsyncMigration:
         path = f"/migrations/{self.id}/{step}"
-        self.data = await self._transport.post(path, creates=True)
+        self.data = await self._transport.post(path, body, creates=True)
         return self
 
     async def _job(self, step: str, as_job: bool) -> Json | AsyncJob[Json]:

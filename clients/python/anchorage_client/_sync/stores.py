@@ -234,9 +234,12 @@ class Migration:
         """Stop the run after its batch; `run` continues."""
         return self._step("pause")
 
-    def cutover(self) -> Migration:
-        """Let searches use the new vectors."""
-        return self._step("cutover")
+    def cutover(self, *, force: bool = False) -> Migration:
+        """Let searches use the new vectors.
+
+        force  also where a trigger names vectors of the old size: the writes that fire it fail
+        """
+        return self._step("cutover", {"force": force})
 
     def rollback(self) -> Migration:
         """Let searches use the old vectors again."""
@@ -250,9 +253,9 @@ class Migration:
         """Give the move up, and remove its new vectors."""
         return self._step("abandon")
 
-    def _step(self, step: str) -> Migration:
+    def _step(self, step: str, body: Json | None = None) -> Migration:
         path = f"/migrations/{self.id}/{step}"
-        self.data = self._transport.post(path, creates=True)
+        self.data = self._transport.post(path, body, creates=True)
         return self
 
     def _job(self, step: str, as_job: bool) -> Json | Job[Json]:
