@@ -45,10 +45,10 @@ def test_no_file_of_the_product_has_more_than_500_lines() -> None:
     assert {path: count for path, count in lines.items() if count > 500} == {}
 
 
-def test_there_are_at_most_40_pages_and_45000_words() -> None:
+def test_there_are_at_most_40_pages_and_40000_words() -> None:
     pages = list((ROOT / "docs").rglob("*.md"))
     assert len(pages) <= 40
-    assert sum(len(page.read_text().split()) for page in pages) <= 45_000
+    assert sum(len(page.read_text().split()) for page in pages) <= 40_000
 
 
 def test_there_are_at_most_28_settings() -> None:
