@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from app.errors import InvalidFilter, InvalidOption, StoreRefused, StoreUnsupported
+from app.stores.pgvector.store import CHEAP_COST
 from app.stores.port import Search
 from tests.stores.pgvector.tables import (
     NEW_DIM,
@@ -196,11 +197,15 @@ def test_an_index_of_an_expression_is_searched_and_moved(
     assert str(OLD_DIM) in table.execute("SELECT pg_get_indexdef('{s}.one'::regclass)")[0][0]
 
 
-def test_a_filter_finds_k_rows_far_from_the_query(new_table: Any) -> None:
+@pytest.mark.parametrize("cheap_cost", [CHEAP_COST, 0])
+def test_a_filter_finds_k_rows_far_from_the_query(
+    new_table: Any, cheap_cost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.stores.pgvector.store.CHEAP_COST", cheap_cost)
     table: Table = new_table().fill()
     near = np.tile([1, 0, 0, 0], (3000, 1)) + np.random.default_rng(2).normal(size=(3000, 4)) / 20
     table.insert((1000 + each, "near", text(row)) for each, row in enumerate(near))
     table.insert((5000 + each, "far", text([-1, 0, 0.01 * each, 0])) for each in range(12))
     store = table.store()
     hits = store.search(Search(np.array([[1, 0, 0, 0]], np.float32), 10, filter={"body": "far"}))[0]
-    assert len(hits.ids) == 10
+    assert list(hits.ids) == list(range(5011, 5001, -1))
