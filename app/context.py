@@ -93,8 +93,8 @@ class Services:
     turns: WorkTurns = field(default_factory=WorkTurns)
     #: how long a request waits for its turn; None: this is a worker, whose jobs need none
     turn_wait_s: float | None = TURN_WAIT_S
-    #: of equal requests for a long fit, one looks for its job or queues one
-    fit_requests: SingleFlight = field(default_factory=SingleFlight)
+    #: of equal requests, for a long fit or vectors of the same texts, one works
+    one_of_equal: SingleFlight = field(default_factory=SingleFlight)
     #: the operator's folder of ONNX heads
     heads_dir: Path | None = None
 

@@ -30,7 +30,7 @@ from app.maths.geometry.space import fit_space
 from app.maths.relevance.advice import IndexFacts, rank_options
 from app.maths.relevance.cloze import USUAL_TEXTS, cut_windows, mean_interval, reciprocal_ranks
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
-from app.maths.relevance.native import order_block
+from app.maths.relevance.native import blend
 from app.maths.relevance.options import NATIVE_COUNT, SearchVectors, measure_options
 from app.maths.relevance.ranking_metrics import Judgements, measure_ranking
 from app.maths.translators import methods
@@ -109,19 +109,13 @@ def ndcg_of(scores: Tensor, judged: Judgements) -> Tensor:
 
 
 def native_gain(old: Side, new: Side, judged: Judgements, weight: float) -> float:
-    """What 20 native scores with the old ones gain over keep, without anchors."""
-    top = old.cosines.topk(min(CANDIDATES, judged.size), dim=1)
-    ranking = torch.stack(
-        [
-            ids[
-                order_block(
-                    known.double(), scores[ids].double(), NATIVE_COUNT, known.double(), weight
-                )[0]
-            ]
-            for ids, known, scores in zip(top.indices, top.values, new.cosines, strict=True)
-        ]
-    )
-    return float((measure_ranking(ranking, judged, 0)[:, 0] - old.ndcg).mean())
+    """What native scores of the first candidates with the old ones gain over keep, no anchors."""
+    top = old.cosines.topk(min(NATIVE_COUNT, judged.size), dim=1)
+    rankings = []
+    for ids, known, scores in zip(top.indices, top.values.double(), new.cosines, strict=True):
+        fused = blend(scores[ids].double(), known, known, weight=weight)
+        rankings.append(ids[fused.argsort(descending=True)])
+    return float((measure_ranking(torch.stack(rankings), judged, 0)[:, 0] - old.ndcg).mean())
 
 
 def translated(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:

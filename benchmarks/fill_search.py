@@ -7,7 +7,7 @@ Cranfield as people judged it, questions of Banking77 with the same intent, and 
 the same fine class (1,500 documents and 300 queries of each, drawn at random). The functions of the
 service make the maps from 1,000 rows, as a migration does, and order the candidates of an exact
 search: 100 by the old query and 100 by the translated one. Day one is before a migration: without
-a map, 20 texts of each query are embedded.
+a map, 100 texts of each query are embedded.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.geometry.space import draw_rows, fit_space
-from app.maths.relevance.fuse_weight import default_weight, held_out_cosine
-from app.maths.relevance.native import order_block
-from app.maths.relevance.rescoring import fuse
+from app.maths.relevance.fuse_weight import (
+    default_weight,
+    held_out_cosine,
+    native_weight,
+    trust_of,
+)
+from app.maths.relevance.native import blend
+from app.maths.relevance.options import DEFAULT_CANDIDATES
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
-from app.search.plan import USUAL_CANDIDATES
 from app.search.scoring import USUAL_NATIVE
 from benchmarks.common import DATA, RESULTS, Missing, Table, parser, show, write
 from benchmarks.migrate.vectors import embedded
@@ -105,23 +109,24 @@ class Pair:
         filled = torch.zeros(len(self.order), dtype=torch.bool)
         filled[self.order[: round(share / 100 * len(self.order))]] = True
         for query, old in enumerate(self.old):
-            first = self.bridged[query].topk(USUAL_CANDIDATES).indices
+            first = self.bridged[query].topk(DEFAULT_CANDIDATES).indices
             if runs:
-                kept = old.topk(USUAL_CANDIDATES).indices
+                kept = old.topk(DEFAULT_CANDIDATES).indices
                 first = torch.cat([kept, first[~torch.isin(first, kept)]]) if share else kept
-            base = self.translated[query, first]
-            if runs and share:
-                base = fuse(base, old[first], torch.zeros_like(first), [self.weight])[0]
-            elif runs:
-                base = old[first]
-            block = filled[first]
-            unknown = base.masked_fill(block, -torch.inf).sort(descending=True, stable=True).indices
-            block[unknown[: min(USUAL_NATIVE, int((~block).sum()))]] = True
-            native = self.native[query, first].where(block, torch.nan)
-            if share:  # translations predict the native scores that miss
-                block, base = torch.ones_like(block), self.translated[query, first]
-            ranking, _ = order_block(base, native, block, old[first] if runs else None)
-            yield first[ranking[:10]].tolist()
+            guess = self.translated[query, first] if share else old[first]
+            known = filled[first]
+            for more in (USUAL_NATIVE[0], 0):
+                native = self.native[query, first].where(known, torch.nan)
+                scores = blend(
+                    native,
+                    guess,
+                    old[first] if runs else None,
+                    weight=native_weight(None),
+                    trust=trust_of(self.weight, native_weight(None)) if share else 1.0,
+                )
+                unknown = scores.masked_fill(known, -torch.inf).topk(len(known)).indices
+                known[unknown[: min(more, int((~known).sum()))]] = True
+            yield first[scores.topk(10).indices].tolist()
 
 
 def table_of(cells: Sequence[Mapping[str, Any]]) -> Table:

@@ -15,6 +15,7 @@ from app.errors import AnchorageError
 from app.http.admission import CONSOLE
 from app.http.deps import PathName, ReadContext, Reads, Svc
 from app.http.fields import NAME_PATTERN
+from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.search.advice import AdviceFacts, advise
 from app.stores import service as stores
 from app.translate.maps import FitRequest
@@ -60,10 +61,9 @@ def show_store_verdict(
     row, size = stores.find_store(services, context.project, name), None
     with suppress(AnchorageError):  # what the store holds shows its error
         size = stores.call_row(services, row, lambda opened: opened.facts()).rows or None
-    pair = FitRequest(row.encoder.name, target, anchor_set, "auto", {})
-    known = AdviceFacts(
-        corpus_size=size, text_exists=True if row.options.get("text_field") else None
-    )
+    index = size and min(max(size, SMALLEST_INDEX), LARGEST_INDEX)
+    pair = FitRequest(row.encoder.name, target, anchor_set, "auto", {}, index=index)
+    known = AdviceFacts(text_exists=True if row.options.get("text_field") else None)
     advice = advise(services, context, pair, known, newest=True)
     template = "verdict_line.html" if brief else "verdict.html"
     return render(

@@ -120,7 +120,7 @@ def connect_store(client: Client, pack: Pack, console: Console) -> None:
 def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
     """Search the store with a sentence of the new model, and show what the old model finds."""
     pair = client.pair(OLD, NEW, ANCHORS)
-    rankings = pair.search(STORE, inputs=[sentence], native=20, k=SHOWN)
+    rankings = pair.search(STORE, inputs=[sentence], k=SHOWN)
     console.print(f"\n[bold]{sentence}[/bold]")
     unit = torch.nn.functional.normalize
     if sentence in pack.sentences:

@@ -43,6 +43,7 @@ from app.moves.reading import (
 )
 from app.moves.schemas import MigrationLimits, NewMigration
 from app.moves.service import possible_calls, require_price
+from app.search.compare import compare_once
 from app.stores import queries as store_queries
 from app.stores import service as stores
 from app.stores.registry import has_cutover
@@ -96,6 +97,8 @@ def plan_migration(
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
     require_migratable(reading.facts)
     space = _check_space(services, store, target.name, reading, force=wanted.force_space)
+    if reading.texts:
+        compare_once(services, context, store, target)
     plan: dict[str, Any] = {
         "store": wanted.store,
         "source": store.encoder.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import prod
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
@@ -12,19 +11,17 @@ from pydantic import BaseModel, Field
 from app.context import RequestContext, Services
 from app.errors import InvalidRequest, blaming
 from app.jobs import queries as jobs
-from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.relevance.advice import (
     ADVISED_OPTIONS,
     FEWEST_QUERIES,
-    UNIT_COSTS,
     AdvisedOption,
     GainOverKeep,
     IndexFacts,
     MeasuredOption,
     rank_options,
 )
-from app.maths.relevance.options import NATIVE_COUNT
-from app.search.scoring import comparison_of, default_weight_of, embeds_texts
+from app.search.scoring import embeds_texts
+from app.search.weights import comparison_of, default_weight_of
 from app.translate import estimate as translator_reports
 from app.translate import service as apply
 from app.translate.maps import FitRequest, ServedMap
@@ -33,9 +30,6 @@ from app.types import EncoderKind, JobKind, JobState
 
 #: warnings that speak against any translation by these anchors
 UNRELIABLE = frozenset({"useless-anchors", "foreign-anchors", "few-anchors", "made-pairs"})
-
-Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 
 class AdviceFacts(BaseModel):
@@ -46,11 +40,6 @@ class AdviceFacts(BaseModel):
         description="Id of a finished job of `POST /evaluate` with judgements, of the same "
         "translator.",
     )
-    corpus_size: Annotated[int, Field(ge=1, lt=2**53)] | None = Field(
-        None,
-        description="Number of items in the store. Default: the `store_size` of the source's "
-        "sample, if it has one.",
-    )
     old_encoder_runs: bool | None = Field(
         None,
         description="Whether the old encoder still encodes queries. "
@@ -58,16 +47,6 @@ class AdviceFacts(BaseModel):
     )
     text_exists: bool | None = Field(
         None, description="Whether the items can be encoded again. Null: unknown."
-    )
-    tokens_per_item: Rate | None = Field(None, description="Mean number of tokens of an item.")
-    price_per_million_tokens: Amount | None = Field(
-        None, description="Price of encoding a million tokens with the new encoder."
-    )
-    price_per_million_writes: Amount = Field(
-        0, description="Price of a million writes to the store. Default: they are free."
-    )
-    items_per_second: Rate | None = Field(
-        None, description="Items that the new encoder encodes in a second."
     )
 
 
@@ -78,7 +57,6 @@ class Ranked:
     evaluation, judged  the job of judged queries, None without one, and its result
     compared            the comparison of the encoders; None without one
     old_runs            whether the old encoder encodes queries; None: unknown
-    size                items in the store; None: unknown
     """
 
     options: list[dict[str, Any]]
@@ -86,7 +64,6 @@ class Ranked:
     judged: Mapping[str, Any]
     compared: dict[str, Any] | None
     old_runs: bool | None
-    size: int | None
 
 
 def advise(
@@ -119,9 +96,6 @@ def advise(
     row = translator_reports.find_with_report(
         services, context.project, served.id, between=(source.id, target.id)
     )
-    index = request.index
-    if index is None and found.size is not None:  # a corpus may exceed what can be estimated
-        index = min(max(found.size, SMALLEST_INDEX), LARGEST_INDEX)
     weight = (found.judged["fuse"] or {}).get("weight")
     basis, hinge = _basis(found, known, source.encoder.name, target.encoder.name)
     return {
@@ -133,8 +107,8 @@ def advise(
         "options": found.options,
         "queries": found.judged["queries"],
         "evaluation": found.evaluation,
-        "fuse_weight": default_weight_of(services, source, target)[0] if weight is None else weight,
-        "fidelity": translator_reports.estimate_for(row.report or {}, index),
+        "fuse_weight": default_weight_of(services, source, target) if weight is None else weight,
+        "fidelity": translator_reports.estimate_for(row.report or {}, request.index),
         "translator": served.id,
         "method": str(served.method),
         "warnings": [each._asdict() for each in served.warnings],
@@ -161,7 +135,7 @@ def rank(
         services, context, request, known.evaluation, served.id, newest=newest
     )
     queries = judged["queries"]
-    runs, size = known.old_encoder_runs, known.corpus_size or source.store_size
+    runs = known.old_encoder_runs
     if runs is None and source.encoder.kind != EncoderKind.external:
         runs = True
     # Old scores count in native ones, unless the old encoder is gone.
@@ -187,8 +161,8 @@ def rank(
         queries,
         {name: judged["missing"].get(option, ()) for name, option in measured.items()},
     )
-    options = [{**asdict(each), **_costs(each.name, known, size)} for each in ranked]
-    return Ranked(options, evaluation, judged, compared, runs, size)
+    options = [asdict(each) for each in ranked]
+    return Ranked(options, evaluation, judged, compared, runs)
 
 
 def _basis(found: Ranked, known: AdviceFacts, old: str, new: str) -> tuple[str, str]:
@@ -260,36 +234,3 @@ def _measured(result: Mapping[str, Any]) -> MeasuredOption:
     over = result["over_keep"]
     gain = over and GainOverKeep(over["ndcg_10"], *over["intervals"]["ndcg_10"])
     return MeasuredOption(result["ndcg_10"], gain)
-
-
-def _costs(name: AdvisedOption, known: AdviceFacts, size: int | None) -> dict[str, float | None]:
-    """Return what an option costs once, and for each query; None: not known."""
-
-    def times(count: int, *factors: float | None) -> float | None:
-        """The product; 0 for a count of 0, even if a factor is not known."""
-        numbers = [each for each in factors if each is not None]
-        if count == 0:
-            return 0
-        return count * prod(numbers) if len(numbers) == len(factors) else None
-
-    writes, encodings, per_query = UNIT_COSTS[name]
-    texts = NATIVE_COUNT if name == "native" else 0
-    price = known.price_per_million_tokens
-    token = known.tokens_per_item, None if price is None else price / 1e6
-    bills = [
-        times(writes, size, known.price_per_million_writes / 1e6),
-        times(encodings, size, *token),
-    ]
-    per_item = None if known.items_per_second is None else 1 / known.items_per_second
-    return {
-        "writes": times(writes, size),
-        "encodings": times(encodings, size),
-        "encodings_per_query": per_query
-        - texts
-        - (bool(texts) and known.old_encoder_runs is False),
-        "texts_per_query": float(texts),
-        # the time of writes without encodings depends on the store
-        "seconds": times(writes, size, per_item if encodings else None),
-        "price": None if None in bills else sum(each or 0.0 for each in bills),
-        "price_per_thousand_queries": times(1_000 * texts, *token),
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations, permutations
 from typing import Any
 
@@ -16,7 +17,7 @@ from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.encoding import encode
 from app.encoders.models.base import Inputs
-from app.errors import Conflict, InvalidRequest, NotExactlyOne
+from app.errors import AnchorageError, Conflict, InvalidRequest, NotExactlyOne
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
@@ -30,7 +31,7 @@ from app.maths.relevance.cloze import (
 )
 from app.search.decide_schemas import CompareRequest
 from app.search.scoring import embeds_texts
-from app.types import InputRole, JobKind
+from app.types import EncoderKind, InputRole, JobKind
 
 #: rows of a store that are read for each text, because some are short
 SAMPLED_PER_TEXT = 3
@@ -53,6 +54,30 @@ def compare_later(
         pieces = Inputs([piece for pair in pairs for piece in pair])
         arguments["blobs"] = {"pieces": write_inputs(services, pieces)}
     return submit_job(services, context, JobKind.compare, arguments)
+
+
+def compare_once(
+    services: Services, context: RequestContext, store: tables.StoreRow, target: tables.EncoderRow
+) -> None:
+    """Queue a comparison on a store's texts of its encoder and a target, if there never was one and
+    it is free: the service runs both in its own processes. POST /compare asks for any other.
+    """
+    source = store.encoder
+
+    def claim(session: Session, job: tables.JobRow) -> None:
+        row = session.get(tables.EncoderRow, target.id, with_for_update=True)
+        if row is None or source.id in (row.comparisons or {}):
+            raise Conflict("Another request has queued this comparison.")
+        row.comparisons = {**(row.comparisons or {}), source.id: {"job": job.id}}
+
+    if source.id not in (target.comparisons or {}) and all(
+        each.kind == EncoderKind.sentence_transformers and embeds_texts(each)
+        for each in (source, target)
+    ):
+        request = CompareRequest(encoders=[source.name, target.name], store=store.name)
+        arguments = request.model_dump(exclude={"inputs"})
+        with suppress(AnchorageError):  # a search or a migration goes on without it
+            submit_job(services, context, JobKind.compare, arguments, begin=claim)
 
 
 def run_compare(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:

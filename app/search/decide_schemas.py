@@ -257,7 +257,7 @@ class AdviceRequest(PairRequest, AdviceFacts):
                     "source": "old",
                     "target": "new",
                     "anchor_set": "faq",
-                    "corpus_size": 1_000_000,
+                    "index": 1_000_000,
                     "old_encoder_runs": True,
                 }
             ]
@@ -291,23 +291,6 @@ class AdvisedOptionOut(BaseModel):
         description="`measured`: the interval over judged queries excludes 0. `undecided`: it "
         "includes 0, keep was not measured, or there are fewer than 20 judged queries. `expected`: "
         "measured on other collections. `unknown`: not measured."
-    )
-    writes: int | None = Field(description="Writes to the store. Null without `corpus_size`.")
-    encodings: int | None = Field(description="Items to encode. Null without `corpus_size`.")
-    encodings_per_query: int = Field(description="Encodings of each query.")
-    texts_per_query: float = Field(
-        description="Most texts that `native` embeds for each query. Each text is embedded once, "
-        "so more queries embed fewer."
-    )
-    seconds: float | None = Field(
-        description="Time to encode. Null: unknown, as is the time to write to the store."
-    )
-    price: float | None = Field(
-        description="Price of encodings and writes, in the unit of the request's prices. "
-        "Null: unknown."
-    )
-    price_per_thousand_queries: float | None = Field(
-        description="Price of the texts that `native` embeds for 1,000 queries. Null: unknown."
     )
 
 

@@ -28,7 +28,7 @@ from app.maths.relevance.options import (
 from app.maths.relevance.ranking_metrics import MEASURES, Judgements, collect
 from app.maths.translators.translator import apply
 from app.search.decide_schemas import EvaluateRequest
-from app.search.scoring import default_weight_of, difference_of
+from app.search.weights import default_weight_of, difference_of
 from app.translate import evaluate as evaluation
 from app.translate import fit as translators
 from app.translate.maps import FitRequest, ServedMap
@@ -117,7 +117,7 @@ class JudgedTask:
         `translators.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
         """
         there, back = _fit_both(services, context, self)
-        default, _ = default_weight_of(services, self.source, self.target)
+        default = default_weight_of(services, self.source, self.target)
         difference = difference_of(self.source.encoder, self.target.encoder)
         with services.take(services.turns.evaluations, context.project):
             vectors = _search_vectors(self.items, there, back)

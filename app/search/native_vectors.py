@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -30,11 +30,15 @@ from app.search import queries
 from app.search.queries import StoreRowId, row_digest
 from app.search.schemas import NativeOut
 from app.translate.warnings import AnswerWarning
+from app.types import EncoderKind
 
 log = logging.getLogger("anchorage.native")
 
 #: how long texts are still embedded for the next request, after the deadline of this one
 LATE_S = 10.0
+
+#: texts that a model of this process embeds at once: a deadline loses at most one such piece
+PIECE_TEXTS = 8
 
 #: what the other candidates of a search have
 OTHERS = "The other candidates keep the places that their known scores predict."
@@ -60,7 +64,8 @@ async def native_vectors(
 ) -> NativeVectors:
     """Return the vectors of documents' texts, those that are there within the deadline.
 
-    rows  the row of a store that has each text
+    texts  the first ones are embedded first
+    rows   the row of a store that has each text
 
     A text beyond the server's limit is cut. Raises nothing that is about a text, the encoder or the
     budget: `shortfall` says it.
@@ -70,9 +75,7 @@ async def native_vectors(
     digests = [None if text is None else digest_of(text) for text in cut]
     wanted = {digest: text for digest, text in zip(digests, cut, strict=True) if digest and text}
     owners = {digest: row for digest, row in zip(digests, rows, strict=False) if digest}
-    stored: Mapping[bytes, Tensor] = {}
-    made: Mapping[bytes, Tensor] = {}
-    partly: set[bytes] = set()
+    work = _Work(services, context, encoder, wanted, owners, ends + LATE_S)
     shortfall: AnswerWarning | None = AnswerWarning(
         "native-deadline",
         f"The encoder {encoder.name!r} did not embed all texts within {deadline_s * 1e3:.0f} ms. "
@@ -80,13 +83,11 @@ async def native_vectors(
     )
     try:
         with anyio.move_on_after(deadline_s):
-            find = partial(stored_vectors, services, encoder, wanted, owners)
-            stored = await to_thread.run_sync(find, abandon_on_cancel=True)
-            left = {digest: text for digest, text in wanted.items() if digest not in stored}
-            embed = partial(_embed, services, context, encoder, left, owners, ends + LATE_S)
-            made, partly, shortfall = await to_thread.run_sync(embed, abandon_on_cancel=True)
+            shortfall = await to_thread.run_sync(work.run, abandon_on_cancel=True)
     except AnchorageError as error:
         shortfall = AnswerWarning("native-unavailable", f"{error.detail} {OTHERS}")
+    # What is embedded after the deadline is stored, and serves the next request.
+    stored, made, partly = work.stored.copy(), work.made.copy(), work.partly.copy()
     long = {digest for digest, text in zip(digests, texts, strict=True) if len(text or "") > most}
     found = {**stored, **made}
     vectors = [None if digest is None else found.get(digest) for digest in digests]
@@ -196,50 +197,82 @@ def digest_of(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-def _embed(
-    services: Services,
-    context: RequestContext,
-    encoder: tables.EncoderRow,
-    texts: Mapping[bytes, str],
-    rows: Mapping[bytes, StoreRowId],
-    until: float,
-) -> tuple[dict[bytes, Tensor], set[bytes], AnswerWarning | None]:
-    """Encode and store texts within the project's budget.
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Texts that a thread finds or embeds within the project's budget, in their order.
 
-    until  when encoding stops, by time.monotonic()
-
-    Return the vectors, which texts the encoder read only in part, and why some were left out.
+    until   when embedding stops, by time.monotonic()
+    stored  vectors that were there, or that another request has made
+    made    vectors that this request had made
+    partly  texts that the encoder read only in part
     """
 
-    def stop_if_late(done: int) -> None:
-        if time.monotonic() > until:
-            raise ClientLeft("No request waits for these texts any more.")
+    services: Services
+    context: RequestContext
+    encoder: tables.EncoderRow
+    texts: Mapping[bytes, str]
+    rows: Mapping[bytes, StoreRowId]
+    until: float
+    stored: dict[bytes, Tensor] = field(default_factory=dict)
+    made: dict[bytes, Tensor] = field(default_factory=dict)
+    partly: set[bytes] = field(default_factory=set)
 
-    if not texts:
-        return {}, set(), None
-    budget = services.native_budget
-    shortfall: AnswerWarning | None = None
-    allowed = budget.spend(context.project, len(texts))
-    if allowed < len(texts):
-        shortfall = AnswerWarning(
-            "native-budget",
-            f"The project may have {budget.a_minute:,} texts a minute and {budget.a_day:,} a day "
-            f"embedded for native scores, and has used them. {OTHERS}",
-        )
-    digests = list(texts)[:allowed]
-    try:
-        places, encoded = encoding.encode_valid(
-            services,
-            context,
-            encoder,
-            [texts[each] for each in digests],
-            on_progress=stop_if_late,
-        )
-    except EncoderUnavailable:
-        raise
-    except Invalid:
-        return {}, set(), shortfall
-    kept = [digests[place] for place in places]
-    made = dict(zip(kept, encoded.vectors, strict=True))
-    keep_vectors(services, encoder, made, rows)
-    return made, {kept[row] for row in encoded.truncated}, shortfall
+    def run(self) -> AnswerWarning | None:
+        """Return why texts were left out. Raises what `encode` does, unless it is about a text."""
+        is_local = self.encoder.kind == EncoderKind.sentence_transformers
+        left = self._find(list(self.texts))
+        while left:
+            self._stop_if_late()
+            piece, left = (left[:PIECE_TEXTS], left[PIECE_TEXTS:]) if is_local else (left, [])
+            if new := self._find(piece):  # another request may have embedded them since
+                key = ("native", self.encoder.id, *new)
+                made, allowed = self.services.one_of_equal.run(key, partial(self._embed, new))
+                others = {each: made[each] for each in made if each not in self.made}
+                self.stored.update(others)
+                if allowed < len(new):
+                    budget = self.services.native_budget
+                    return AnswerWarning(
+                        "native-budget",
+                        f"The project may have {budget.a_minute:,} texts a minute and "
+                        f"{budget.a_day:,} a day embedded for native scores, and has used them. "
+                        f"{OTHERS}",
+                    )
+        return None
+
+    def _find(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Look up stored vectors; return the digests without one."""
+        self.stored.update(stored_vectors(self.services, self.encoder, digests, self.rows))
+        return [each for each in digests if each not in self.stored]
+
+    def _embed(self, digests: Sequence[bytes]) -> tuple[dict[bytes, Tensor], int]:
+        """Embed and store texts; return the vectors, and how many texts the budget allowed."""
+        made: dict[bytes, Tensor] = {}
+
+        def keep(part: encoding.EncodedTexts) -> None:
+            kept = [digests[place] for place in part.places]
+            new = dict(zip(kept, part.vectors.float(), strict=True))
+            keep_vectors(self.services, self.encoder, new, self.rows)
+            made.update(new)
+            self.made.update(new)
+            self.partly.update(digests[place] for place in part.truncated)
+
+        allowed = self.services.native_budget.spend(self.context.project, len(digests))
+        try:
+            if allowed:
+                encoding.encode_many(
+                    self.services,
+                    self.context,
+                    self.encoder,
+                    [self.texts[each] for each in digests[:allowed]],
+                    on_encoded=keep,
+                    on_progress=self._stop_if_late,
+                )
+        except EncoderUnavailable:
+            raise
+        except Invalid:  # about these texts
+            pass
+        return made, allowed
+
+    def _stop_if_late(self, done: int = 0) -> None:
+        if time.monotonic() > self.until:
+            raise ClientLeft("No request waits for these texts any more.")

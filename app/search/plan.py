@@ -14,19 +14,20 @@ from app.db import tables
 from app.encoders import encoding, incoming
 from app.encoders.models.base import Inputs
 from app.errors import (
-    EncoderChanged,
-    EncoderUnavailable,
     InvalidRequest,
     MissingField,
     TooManyVectors,
-    Unavailable,
     WrongState,
     blaming,
 )
+from app.maths.relevance.options import DEFAULT_CANDIDATES
 from app.moves.queries import STEP
+from app.search.compare import compare_once
 from app.search.schemas import StoreSearchMode, StoreSearchRequest
 from app.search.scoring import (
     USUAL_NATIVE,
+    encode_old_queries,
+    has_old_queries,
     refuse_fields_of_fuse,
     require_texts_encoder,
     sent_old_queries,
@@ -37,9 +38,6 @@ from app.stores.registry import has_cutover
 from app.translate.maps import FitRequest, ServedMap
 from app.translate.service import Translation, prepare_map
 from app.types import EncoderKind, InputRole, MigrationState
-
-#: candidates of each query, unless the request says otherwise
-USUAL_CANDIDATES = 100
 
 #: bytes of memory for a candidate's id, score and place
 HIT_BYTES = 256
@@ -104,7 +102,10 @@ def plan_search(
     pairs = None if moving is None else moving.anchor_set
     same = row.encoder.id == target.id
     native = _native_count(services, row, target, request.native, request.mode)
-    mode = request.mode or _usual_mode(request, row, moving, same, native)
+    usual: StoreSearchMode = "fuse" if has_old_queries(request, row.encoder) else "cascade"
+    if same or (cut_over and moving is not None):
+        usual = "translate"
+    mode = request.mode or usual
     _check_mode(request, mode, same, moving if has_cutover(row.kind) else None)
     if moving is not None and mode != "translate":
         refuse_unsettled(row, moving)
@@ -124,15 +125,14 @@ def plan_search(
         compared = vectors
     else:
         if mode == "fuse":
-            try:
-                old = (
-                    sent
-                    or encoding.vectors_or_encoded(services, context, row.encoder, None, inputs)
-                ).vectors
-            except (Unavailable, EncoderUnavailable, EncoderChanged):
-                if request.mode is not None or (request.anchor_set is None and pairs is None):
-                    raise
-                mode = "cascade"  # the store's encoder does not run now
+            optional = request.mode is None and not (request.anchor_set is None and pairs is None)
+            sent = sent or encode_old_queries(
+                services, context, row.encoder, inputs, optional=optional
+            )
+            old = None if sent is None else sent.vectors
+            mode = "cascade" if old is None else mode
+            if old is not None and native and request.weight is None:
+                compare_once(services, context, row, target)
         if request.anchor_set is None and pairs is None and old is not None and native:
             if request.method is not None:
                 raise InvalidRequest(
@@ -186,10 +186,10 @@ def _native_count(
     has_texts = row.options.get("text_field") is not None
     may_leave = row.address in services.limits.native_remote
     if requested is None:
-        embeds = target.kind == EncoderKind.sentence_transformers or (
-            target.kind == EncoderKind.openai and may_leave
-        )
-        return USUAL_NATIVE if has_texts and embeds and mode in (None, "cascade", "fuse") else 0
+        is_remote = target.kind == EncoderKind.openai
+        embeds = target.kind == EncoderKind.sentence_transformers or (is_remote and may_leave)
+        scores = mode in (None, "cascade", "fuse")
+        return USUAL_NATIVE[is_remote] if has_texts and embeds and scores else 0
     if not requested:
         return 0
     if mode in ("bridge", "translate"):
@@ -226,19 +226,6 @@ def refuse_unsettled(row: tables.StoreRow, moving: tables.MigrationRow) -> None:
             " and `mode: translate`.",
             field="mode",
         )
-
-
-def _usual_mode(
-    request: StoreSearchRequest,
-    row: tables.StoreRow,
-    moving: tables.MigrationRow | None,
-    same: bool,
-    native: int,
-) -> StoreSearchMode:
-    if same or (moving is not None and moving.state == MigrationState.cut_over):
-        return "translate"
-    runs_old = request.inputs is not None and row.encoder.kind == EncoderKind.sentence_transformers
-    return "fuse" if native and (runs_old or request.old_queries is not None) else "cascade"
 
 
 def _check_mode(
@@ -298,7 +285,7 @@ def _fit_request(
 def _candidates(request: StoreSearchRequest) -> int:
     """Return the number of candidates of each query."""
     if request.candidates is None:
-        return max(USUAL_CANDIDATES, request.k)
+        return max(DEFAULT_CANDIDATES, request.k)
     if request.candidates < request.k:
         raise InvalidRequest(
             f"`candidates` is {request.candidates}, and `k` is {request.k}. Send at least `k` "

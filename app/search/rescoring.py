@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from anyio import to_thread
 from torch import Tensor
 
@@ -15,25 +14,26 @@ from app.db import tables
 from app.encoders import encoding
 from app.encoders.models.base import Inputs
 from app.errors import InvalidRequest, MissingField, NotExactlyOne, TooManyVectors
-from app.maths.translators.translator import no_flags
 from app.search.queries import StoreRowId
-from app.search.schemas import RescoreRequest
+from app.search.schemas import RescoreMode, RescoreRequest
 from app.search.scoring import (
     USUAL_NATIVE,
-    EncoderPair,
     NativeScoring,
     Scored,
     Scoring,
     embeds_texts,
+    encode_old_queries,
+    has_old_queries,
     join_candidates,
     refuse_fields_of_fuse,
     require_texts_encoder,
     score_candidates,
     sent_old_queries,
 )
+from app.search.weights import EncoderPair
 from app.translate import fit as translators
 from app.translate.service import Translation, prepare_map
-from app.types import InputRole
+from app.types import EncoderKind, InputRole
 
 #: fields that only a translation uses
 TRANSLATION_FIELDS = {"method", "options", "min_quality", "index"}
@@ -47,48 +47,33 @@ async def rescore(
     Raises NotExactlyOne, MissingField, InvalidRequest, the not-found, option and vector errors,
     Conflict, Overloaded, and the errors of `encode`.
     """
-    _check_fields(request)
     scoring, stored, truncated = await to_thread.run_sync(_prepare, services, context, request)
     counts = [len(one.ids) for one in request.candidates]
     scored = await score_candidates(services, context, scoring, stored, counts)
-    return await to_thread.run_sync(_describe, request, scored, counts, truncated)
+    return await to_thread.run_sync(_describe, request, scoring, scored, truncated)
 
 
 def _describe(
-    request: RescoreRequest, scored: Scored, counts: list[int], truncated: Sequence[int]
+    request: RescoreRequest,
+    scoring: Scoring,
+    scored: Scored,
+    truncated: Sequence[int],
 ) -> dict[str, Any]:
-    served = scored.served
+    served = scoring.served
     return {
         "results": [
             {**found.describe(one.ids), "scores": found.scores.float().numpy()}
             for one, found in zip(request.candidates, scored.results, strict=True)
         ],
-        "mode": request.mode,
-        "weight": scored.weight,
-        "weight_chosen_by": scored.weight_chosen_by,
+        "mode": "cascade" if scoring.old_queries is None else "fuse",
+        "combined": scored.combined.model_dump(),
         "native": scored.native and scored.native.model_dump(),
         "method": served and served.method,
         "options": dict((served and served.options) or {}),
         "translator": served and served.id,
-        "flags": _flags(scored, counts, truncated),
+        "flags": [{"query": query, "code": "input-truncated"} for query in truncated],
         "warnings": [each._asdict() for each in scored.warnings],
     }
-
-
-def _flags(scored: Scored, counts: list[int], truncated: Sequence[int]) -> list[dict[str, Any]]:
-    rows = scored.translated
-    if rows.at_mean is no_flags(len(rows.vectors))[0] and not truncated:
-        return []
-    shown: list[dict[str, Any]] = [
-        {"query": query, "candidate": None, "code": "input-truncated"} for query in truncated
-    ]
-    for code, flagged in (("equals-anchor-mean", rows.at_mean), ("outside-anchors", rows.outside)):
-        shown += [
-            {"query": query, "candidate": place, "code": code}
-            for query, part in enumerate(torch.split(flagged, counts))
-            for place in part.nonzero().flatten().tolist()
-        ]
-    return sorted(shown, key=lambda flag: flag["query"])
 
 
 def _prepare(
@@ -108,11 +93,13 @@ def _prepare(
         translation = Translation(request.translator_request())
         pair = translators.resolve(services, translation.name(context.project)).both
         encoders = pair[0].encoder, pair[1].encoder
+    mode = request.mode or ("fuse" if has_old_queries(request, encoders[0]) else "cascade")
     native = _native_scoring(request, encoders[1])
+    _check_fields(request, mode, native)
     stored = join_candidates(
         services, context, [one.vectors for one in request.candidates], encoders
     )
-    queries, old_queries, truncated = _encode(services, context, request, encoders)
+    queries, old_queries, truncated = _encode(services, context, request, encoders, mode)
     scoring = Scoring(
         encoders,
         None if translation is None else prepare_map(services, context, translation),
@@ -125,14 +112,8 @@ def _prepare(
     return scoring, stored, truncated
 
 
-def _check_fields(request: RescoreRequest) -> None:
+def _check_fields(request: RescoreRequest, mode: RescoreMode, native: NativeScoring | None) -> None:
     """Raises NotExactlyOne, MissingField, and InvalidRequest for fields that do not apply."""
-    if request.native and not _has_texts(request):
-        raise InvalidRequest(
-            "`native` embeds the texts of candidates. Add `texts` to `candidates`, or remove "
-            "`native`.",
-            field="native",
-        )
     if request.anchor_set is None:
         if unused := sorted(request.model_fields_set & TRANSLATION_FIELDS):
             raise InvalidRequest(
@@ -140,10 +121,10 @@ def _check_fields(request: RescoreRequest) -> None:
                 f"`{unused[0]}`.",
                 field=unused[0],
             )
-        if request.mode == "cascade" or not _native_count(request):
+        if mode == "cascade" or native is None:
             raise MissingField(
-                "`anchor_set` is missing. Name a set that `source` and `target` embedded. Only "
-                "`mode: fuse` with `native` and the candidates' `texts` needs none.",
+                "`anchor_set` is missing. Name a set that `source` and `target` embedded. Only old "
+                "queries and the candidates' `texts` need none.",
                 field="anchor_set",
             )
     if (request.queries is None) == (request.inputs is None):
@@ -151,7 +132,7 @@ def _check_fields(request: RescoreRequest) -> None:
             "Send exactly one of `queries` and `inputs`.",
             field="queries" if request.queries is None else "inputs",
         )
-    if request.mode == "cascade":
+    if mode == "cascade":
         refuse_fields_of_fuse(request)
 
 
@@ -178,23 +159,23 @@ def _check_counts(services: Services, request: RescoreRequest) -> None:
             )
 
 
-def _has_texts(request: RescoreRequest) -> bool:
-    return any(one.texts is not None for one in request.candidates)
-
-
-def _native_count(request: RescoreRequest) -> int:
-    if not _has_texts(request):
-        return 0
-    return USUAL_NATIVE if request.native is None else request.native
-
-
 def _native_scoring(request: RescoreRequest, target: tables.EncoderRow) -> NativeScoring | None:
     """Return how texts are scored; None without texts, or if neither the request names a number nor
-    the target embeds any.
+    the target embeds any. Raises InvalidRequest for a number that is not possible.
     """
-    count = _native_count(request)
-    is_optional = request.native is None and request.anchor_set is not None
-    if not count or (is_optional and not embeds_texts(target)):
+    if all(one.texts is None for one in request.candidates):
+        if request.native:
+            raise InvalidRequest(
+                "`native` embeds the texts of candidates. Add `texts` to `candidates`, or remove "
+                "`native`.",
+                field="native",
+            )
+        return None
+    count = request.native
+    if count is None:
+        is_optional = request.anchor_set is not None and not embeds_texts(target)
+        count = 0 if is_optional else USUAL_NATIVE[target.kind == EncoderKind.openai]
+    if not count:
         return None
     require_texts_encoder(target)
     texts = [text for one in request.candidates for text in one.texts or [None] * len(one.ids)]
@@ -204,11 +185,15 @@ def _native_scoring(request: RescoreRequest, target: tables.EncoderRow) -> Nativ
     ) -> tuple[Sequence[str | None], Sequence[StoreRowId]]:
         return [texts[place] for place in places], []
 
-    return NativeScoring(count, read_texts, request.native_deadline_ms / 1e3)
+    return NativeScoring(count, read_texts, request.deadline_ms, request.native is not None)
 
 
 def _encode(
-    services: Services, context: RequestContext, request: RescoreRequest, encoders: EncoderPair
+    services: Services,
+    context: RequestContext,
+    request: RescoreRequest,
+    encoders: EncoderPair,
+    mode: RescoreMode,
 ) -> tuple[Tensor, Tensor | None, Sequence[int]]:
     """Return the queries' vectors by the target and, in `fuse`, by the source, and the cut inputs.
 
@@ -218,13 +203,15 @@ def _encode(
     role = InputRole(request.input_type)
     inputs = None if request.inputs is None else Inputs(request.inputs, role)
     old = None
-    if request.mode == "fuse":
+    if mode == "fuse":
         count = len(request.candidates)
         old = sent_old_queries(services, source, request.old_queries, inputs, count)
     new = encoding.vectors_or_encoded(
         services, context, target, request.queries, inputs, field="queries"
     )
-    if request.mode == "cascade":
+    if mode == "fuse" and old is None:
+        optional = request.mode is None and request.anchor_set is not None
+        old = encode_old_queries(services, context, source, inputs, optional=optional)
+    if old is None:
         return new.vectors, None, new.truncated
-    old = old or encoding.vectors_or_encoded(services, context, source, None, inputs)
     return new.vectors, old.vectors, sorted({*new.truncated, *old.truncated})

@@ -24,6 +24,7 @@ from app.translate.fields import (
 StoreSearchMode = Literal["bridge", "cascade", "fuse", "translate"]
 RescoreMode = Literal["cascade", "fuse"]
 WeightSource = Literal["request", "comparison", "default"]
+ScoreKind = Literal["old", "translated", "native"]
 
 #: most results and most candidates of a query, and most of these that are embedded
 MAX_RESULTS, MAX_CANDIDATES, MAX_NATIVE = 1_000, 10_000, 200
@@ -78,6 +79,27 @@ class NativeOut(BaseModel):
     )
 
 
+class CombinedOut(BaseModel):
+    """The scores that order the candidates, and their weight."""
+
+    scores: list[ScoreKind] = Field(
+        description="`old`: cosines of the old query and the stored vectors. `translated`: of the "
+        "new query and translated vectors; where there are native scores, they predict those that "
+        "miss. `native`: of the new query and vectors that the new encoder made of the texts."
+    )
+    weight: float | None = Field(
+        None,
+        description="Weight of the new scores, native or translated; the old ones have the rest. "
+        "Null without old ones.",
+    )
+    weight_chosen_by: WeightSource | None = Field(
+        None,
+        description="`request`: the request has the weight. `comparison`: by the newest "
+        "`POST /compare` of the encoders. `default`: they were not compared. Translated scores "
+        "weigh more the better held-out anchors were translated. Null without old ones.",
+    )
+
+
 class Queries(Body):
     """Queries by the new encoder, and how they are scored."""
 
@@ -86,25 +108,26 @@ class Queries(Body):
     input_type: Role = "query"
     old_queries: Vectors = Field(
         None,
-        description="`fuse`: vectors of the queries by the old encoder. "
-        "Default: the old encoder encodes `inputs`.",
+        description="Vectors of the queries by the old encoder. "
+        "Default: the old encoder encodes `inputs`, if it runs.",
     )
     weight: Share | None = Field(
         None,
         description="`fuse`: weight of the new score, 0 to 1; the old score has the rest. "
-        "Default: the service chooses it, and `weight_chosen_by` says how.",
+        "Default: the service chooses it, and `combined` says how.",
     )
     native: Annotated[int, Field(ge=0, le=MAX_NATIVE)] | None = Field(
         None,
-        description="Candidates of each query whose texts the target encoder embeds, 0 to 200: the "
-        "best ones by the scores known before. They come first, ordered by their native scores, "
-        "and in `fuse` by the old scores too. Default: 20 where the candidates have `texts`, or "
-        "their store has a `text_field` and the service itself runs the encoder, else 0.",
+        description="Most candidates of each query whose texts the target encoder embeds, 0 to "
+        "200: the best ones by the scores known before, within `deadline_ms`. Default: 100 where "
+        "the candidates have `texts`, or their store has a `text_field`, and the service itself "
+        "runs the encoder; 20 where an endpoint may embed them; else 0.",
     )
-    native_deadline_ms: Annotated[int, Field(ge=50, le=30_000)] = Field(
-        2_000,
-        description="How long native vectors are waited for, 50 to 30,000 ms. After that, the "
-        "other candidates keep their translated scores, and the answer has a warning.",
+    deadline_ms: Annotated[int, Field(ge=50, le=30_000)] | None = Field(
+        None,
+        description="How long texts are embedded for native scores, 50 to 30,000 ms. What is done "
+        "by then counts; the rest is embedded for the next search. Default: 400, or 2,000 where "
+        "an endpoint embeds.",
     )
 
 
@@ -131,12 +154,12 @@ class StoreSearchRequest(Queries):
     mode: StoreSearchMode | None = Field(
         None,
         description="`cascade`: the translated query fetches candidates, whose stored vectors are "
-        "translated and scored by the new query. `fuse`: the old query's scores count too; with "
-        "`native`, it needs no anchors. "
+        "translated and scored by the new query. `fuse`: the old query's candidates and scores "
+        "count too; with `native`, it needs no anchors. "
         "`bridge`: the store's own results for the translated query. `translate`: the store's "
-        "vectors of `target`, after a migration. Default: `translate` where the store shows "
-        "vectors of `target`; `fuse` where `native` applies and there are old queries; else "
-        "`cascade`.",
+        "vectors of `target`, after a migration. Default: the best that is possible: `translate` "
+        "where the store shows vectors of `target`, else `fuse` where there are old queries or "
+        "their encoder runs, else `cascade`.",
     )
     k: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = Field(
         10, description="Results of each query, 1 to 1,000."
@@ -194,11 +217,8 @@ class ScoredAnswer(BaseModel):
     """The results of each query, and how candidates were scored."""
 
     results: Sequence[QueryResults] = Field(description="One entry for each query.")
-    weight: float | None = Field(description="Weight of the new score. Null unless fused.")
-    weight_chosen_by: WeightSource | None = Field(
-        description="`request`: the request has the weight. `default`: by held-out anchors, or .5 "
-        "with native scores. `comparison`: that, raised or lowered by the newest `POST /compare` "
-        "of the encoders. Null unless fused."
+    combined: CombinedOut | None = Field(
+        description="What ordered the candidates. Null in `bridge` and `translate`."
     )
     native: NativeOut | None = Field(
         description="How native vectors were obtained. Null without native scores."
@@ -263,8 +283,7 @@ class QueryCandidates(Body):
     )
     texts: list[str | None] | None = Field(
         None,
-        description="For `native`: the candidates' texts, one for each id; null where there is "
-        "none.",
+        description="The candidates' texts, one for each id; null where there is none.",
     )
 
 
@@ -324,30 +343,15 @@ class RescoreRequest(PairRequest, Queries):
         AfterValidator(_decode_candidates),
         Field(description="For each query, the candidates that the store returned."),
     ]
-    mode: Annotated[
-        RescoreMode,
-        Field(
-            description="`cascade` scores by the cosine of the query and the translated "
-            "candidate. `fuse` adds the cosine of the old query and the stored vector, both "
-            "standardised over the query's candidates."
-        ),
-    ] = "cascade"
+    mode: RescoreMode | None = Field(
+        None,
+        description="`cascade` scores by the cosine of the query and the translated candidate. "
+        "`fuse` adds the cosine of the old query and the stored vector, both standardised over the "
+        "query's candidates. Default: `fuse` with `old_queries`, or `inputs` where the source "
+        "encoder runs; else `cascade`.",
+    )
     limit: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
         None, description="Most results of each query. Default: all candidates."
-    )
-
-
-class CandidateFlag(BaseModel):
-    """A warning about one query or one of its candidates."""
-
-    query: int = Field(description="Index of the query, from 0.")
-    candidate: int | None = Field(
-        description="Index of the candidate in the request, from 0. Null for the query itself."
-    )
-    code: str = Field(
-        description="`equals-anchor-mean` and `outside-anchors`: the candidate became the "
-        "target's mean, so its score means little. `input-truncated`: an encoder read only the "
-        "beginning of the query."
     )
 
 
@@ -355,4 +359,4 @@ class RescoreAnswer(ScoredAnswer):
     """The candidates of each query, sorted by score, and how they were scored."""
 
     mode: RescoreMode = Field(description="How the candidates were scored.")
-    flags: list[CandidateFlag] = Field(description="Warnings about candidates and queries.")
+    flags: list[SearchFlag] = Field(description="Warnings about queries.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import anyio
@@ -15,48 +16,48 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
-from app.anchors import made_pairs, spaces
 from app.context import RequestContext, Services
 from app.db import tables
+from app.encoders import encoding
 from app.encoders.encoding import EncodedVectors
 from app.encoders.incoming import checked_vectors
 from app.encoders.models.base import Inputs
 from app.errors import (
     AnchorageError,
     DimensionMismatch,
+    EncoderChanged,
+    EncoderUnavailable,
     InvalidRequest,
     MissingField,
     TooManyVectors,
+    Unavailable,
     blaming,
 )
 from app.maths.geometry.space import check_vectors
 from app.maths.relevance import rescoring as maths
-from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
-from app.maths.relevance.native import order_block
-from app.maths.translators.decoder import TranslatedRows
-from app.maths.translators.translator import no_flags
+from app.maths.relevance.fuse_weight import trust_of
+from app.maths.relevance.native import blend
 from app.search.native_vectors import OTHERS, NativeVectors, native_vectors
 from app.search.queries import StoreRowId, row_digest
-from app.search.schemas import NativeOut, RescoreRequest, StoreSearchRequest, WeightSource
+from app.search.schemas import (
+    CombinedOut,
+    NativeOut,
+    RescoreRequest,
+    ScoreKind,
+    StoreSearchRequest,
+)
+from app.search.weights import EncoderPair, Weighting, weighting_of
 from app.stores.port import Hits
 from app.translate.maps import ServedMap
 from app.translate.warnings import AnswerWarning, warnings_about_change
 from app.types import EncoderKind, Modality
 
-#: a weight of the new scores, and who chose it
-Weighting = tuple[float | None, WeightSource | None]
-
-#: of the stored vectors and of the queries
-EncoderPair = tuple[tables.EncoderRow, tables.EncoderRow]
-
 #: bytes of memory for a candidate's scores, its position, its id and their text
 CANDIDATE_BYTES = 96
 
-#: cache size of a weight
-CACHED_WEIGHT_BYTES = 256
-
-#: candidates of each query that are embedded, where a request does not say it
-USUAL_NATIVE = 20
+#: most candidates of each query that are embedded where a request does not say it, and seconds for
+#: them: by a model of this process, and by an endpoint, where texts cost money
+USUAL_NATIVE, USUAL_DEADLINE_S = (100, 20), (0.4, 2.0)
 
 #: the texts of candidates, by their places among those of all queries, and the rows of a store that
 #: have them
@@ -65,11 +66,17 @@ ReadTexts = Callable[[Sequence[int]], Awaitable[tuple[Sequence[str | None], Sequ
 
 @dataclass(frozen=True, eq=False)
 class NativeScoring:
-    """The first `count` candidates of each query are scored by native vectors of their texts."""
+    """The first `count` candidates of each query are scored by native vectors of their texts, as
+    many as are there by the deadline.
+
+    deadline_ms  None: the usual one
+    is_asked     the request names their number: a warning says if there are fewer
+    """
 
     count: int
     read_texts: ReadTexts
-    deadline_s: float
+    deadline_ms: int | None = None
+    is_asked: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,19 +136,13 @@ class ScoredQuery:
 class Scored:
     """The results of each query, and how they were scored.
 
-    served      the map of the stored vectors; None without one
-    weight, weight_chosen_by  None in a cascade
-    translated  the translated candidates of all queries, with their flags; without a translation
-                (n, 0)
+    combined    the scores that count, and with which weight
     native      how native vectors were obtained; None without native scores
     warnings    about encoders and translator, and why native scores are missing
     """
 
     results: Sequence[ScoredQuery]
-    served: ServedMap | None
-    weight: float | None
-    weight_chosen_by: WeightSource | None
-    translated: TranslatedRows
+    combined: CombinedOut
     native: NativeOut | None
     warnings: Sequence[AnswerWarning]
 
@@ -222,6 +223,14 @@ def refuse_fields_of_fuse(request: StoreSearchRequest | RescoreRequest) -> None:
             )
 
 
+def has_old_queries(
+    request: StoreSearchRequest | RescoreRequest, encoder: tables.EncoderRow
+) -> bool:
+    """Return whether the request has queries by the old encoder, or the service can encode them."""
+    runs = request.inputs is not None and encoder.kind != EncoderKind.external
+    return runs or request.old_queries is not None
+
+
 def sent_old_queries(
     services: Services,
     encoder: tables.EncoderRow,
@@ -253,6 +262,23 @@ def sent_old_queries(
     return None
 
 
+def encode_old_queries(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    inputs: Inputs | None,
+    *,
+    optional: bool,
+) -> EncodedVectors | None:
+    """Return the queries by the old encoder; None if it fails and they are optional."""
+    try:
+        return encoding.vectors_or_encoded(services, context, encoder, None, inputs)
+    except (Unavailable, EncoderUnavailable, EncoderChanged):
+        if optional:
+            return None
+        raise
+
+
 async def score_candidates(
     services: Services,
     context: RequestContext,
@@ -268,130 +294,133 @@ async def score_candidates(
     known   places among the candidates, and the vectors that the store has of the target: native
             ones, else they replace the translations
     """
-    scores, old, own, new, translated, (weight, chosen_by) = await to_thread.run_sync(
-        _score, services, context.project, scoring, stored, counts, known
+    table = await to_thread.run_sync(
+        _known_scores, services, context.project, scoring, stored, counts, known
     )
+    made, native = NativeVectors([], _none(0)), None
+    if scoring.native is not None:
+        wanted = table.first_without_native(scoring.native.count)
+        encoder = scoring.encoders[1]
+        made = await _read_and_embed(services, context, encoder, scoring.native, wanted)
+        table.add_native(scoring, wanted, made.vectors)
+        native = made.counts
+    is_native = ~table.native.isnan()
+    shows = scoring.native is not None or bool(is_native.any())
+    results = []
+    for scores, own in zip(table.blended(), torch.split(is_native, table.counts), strict=True):
+        order = scores.sort(descending=True, stable=True).indices[: scoring.limit]
+        results.append(ScoredQuery(order, scores[order], own[order] if shows else None))
     warnings = [*warnings_about_change(*scoring.encoders)]
     warnings += [] if scoring.served is None else scoring.served.warnings
-    parts = torch.split(scores, list(counts))
-    if scoring.native is None and bool(own.isnan().all()):
-        orders = maths.rank(scores, counts, scoring.limit)
-        results = [
-            ScoredQuery(order, part[order]) for order, part in zip(orders, parts, strict=True)
+    if made.shortfall is not None and (
+        scoring.native is None
+        or scoring.native.is_asked
+        or made.shortfall.code != "native-deadline"
+        or bool(table.native.isnan().all())
+    ):
+        warnings.append(made.shortfall)
+    combined = table.combined()
+    return Scored(results, combined, native, warnings)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    """The scores (n,) of the candidates of all queries.
+
+    old     by the old encoder; None: they do not count
+    guess   of translations, or the old ones without a map
+    native  by vectors of the target, NaN where there is none
+    """
+
+    counts: list[int]
+    old: Tensor | None
+    guess: Tensor
+    native: Tensor
+    weighting: Weighting
+
+    def blended(self) -> list[Tensor]:
+        """The scores of each query's candidates by all that is known."""
+        olds = self._split(self.old) if self.old is not None else [None] * len(self.counts)
+        parts = zip(self._split(self.native), self._split(self.guess), olds, strict=True)
+        weight = self.weighting.native
+        trust = trust_of(self.weighting.translated, weight)
+        return [
+            blend(native, guess, old, weight=weight, trust=trust) for native, guess, old in parts
         ]
-        native = None
-    else:
-        native_weighting = _native_weight(scoring)
-        olds = None if old is None else torch.split(old, list(counts))
-        ordered, made = await _order_natively(
-            services,
-            context,
-            scoring,
-            parts,
-            olds,
-            torch.split(own, list(counts)),
-            torch.split(new, list(counts)),
-            native_weighting[0],
-        )
-        if old is not None and any(bool(is_native.any()) for *_, is_native in ordered):
-            weight, chosen_by = native_weighting
-        results = [ScoredQuery(*(part[: scoring.limit] for part in each)) for each in ordered]
-        native = None if scoring.native is None else made.counts
-        if made.shortfall is not None:
-            warnings.append(made.shortfall)
-    return Scored(results, scoring.served, weight, chosen_by, translated, native, warnings)
+
+    def combined(self) -> CombinedOut:
+        """Return which scores count, and with which weight."""
+        has_native = not bool(self.native.isnan().all())
+        kinds: dict[ScoreKind, bool] = {
+            "old": self.old is not None,
+            "translated": self.guess is not self.old,
+            "native": has_native,
+        }
+        found = CombinedOut(scores=[kind for kind, counts in kinds.items() if counts])
+        if self.old is not None:
+            found.weight = self.weighting.native if has_native else self.weighting.translated
+            found.weight_chosen_by = self.weighting.chosen_by
+        return found
+
+    def first_without_native(self, count: int) -> list[int]:
+        """Places of the first candidates of each query without a native score, at most `count`.
+
+        The first of every query comes before the second of any: a deadline serves all alike.
+        """
+        firsts, start = [], 0
+        for scores, native in zip(self.blended(), self._split(self.native), strict=True):
+            first = scores.sort(descending=True, stable=True).indices
+            firsts.append((first[native[first].isnan()][:count] + start).tolist())
+            start += len(scores)
+        return [each for one in zip_longest(*firsts) for each in one if each is not None]
+
+    def add_native(
+        self, scoring: Scoring, places: Sequence[int], vectors: Sequence[Tensor | None]
+    ) -> None:
+        """Add the scores of the candidates at these places by vectors (d,), if they have any."""
+        there = {
+            place: each for place, each in zip(places, vectors, strict=True) if each is not None
+        }
+        if there:
+            rows = torch.tensor(sorted(there))
+            found = torch.stack([there[place] for place in sorted(there)])
+            owned = torch.bincount(maths.owners_of(self.counts)[rows], minlength=len(self.counts))
+            self.native[rows] = scoring.compare(scoring.queries, found, owned.tolist())
+
+    def _split(self, scores: Tensor) -> Sequence[Tensor]:
+        return torch.split(scores, self.counts)
 
 
-def _score(
+def _known_scores(
     services: Services,
     project: str,
     scoring: Scoring,
     stored: Tensor,
     counts: Sequence[int],
     known: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor, TranslatedRows, Weighting]:
-    """Return the scores (n,), the old encoder's (n,), those of native vectors that the store has
-    (n,), NaN where it has none, those of translations (n,), or the old ones without a map, the
-    translations, and the weight.
-    """
+) -> _Scores:
+    """Return the scores that need no text."""
     served, count = scoring.served, len(stored)
-    translated = TranslatedRows(torch.empty(count, 0), *no_flags(count))
-    weighting = _weight(services, scoring)
-    scores = torch.zeros(0, dtype=torch.float64)
-    old = None if scoring.old_queries is None else scores
-    own = torch.full((count,), torch.nan, dtype=torch.float64)
-    if not count:
-        return scores, old, own, scores, translated, weighting
+    old = None
+    guess = torch.zeros(count, dtype=torch.float64)
     if scoring.old_queries is not None:
         readable = stored.float() if stored.dtype is torch.float16 else stored
-        scores = old = scoring.compare(scoring.old_queries, readable, counts)
-    if known is not None and scoring.embedded:
-        places, vectors = known
-        of_each = torch.bincount(maths.owners_of(counts)[places], minlength=len(counts)).tolist()
-        own[places] = scoring.compare(scoring.queries, vectors.float(), of_each)
-    new = scores
-    if served is not None:
-        translated = served.start(services, project, stored).result()
+        old = guess = scoring.compare(scoring.old_queries, readable, counts) if count else guess
+    if served is not None and count:
+        translated = served.start(services, project, stored).result().vectors
         if known is not None and not scoring.embedded:
-            places, vectors = known
-            translated.vectors[places] = vectors.float()
-        scores = new = scoring.compare(scoring.queries, translated.vectors, counts)
-        if old is not None and weighting[0] is not None:
-            [scores] = maths.fuse(scores, old, maths.owners_of(counts), [weighting[0]])
-    return scores, old, own, new, translated, weighting
-
-
-async def _order_natively(
-    services: Services,
-    context: RequestContext,
-    scoring: Scoring,
-    base: Sequence[Tensor],
-    old: Sequence[Tensor] | None,
-    own: Sequence[Tensor],
-    new: Sequence[Tensor],
-    weight: float,
-) -> tuple[list[tuple[Tensor, Tensor, Tensor]], NativeVectors]:
-    """Embed the texts of the first candidates without a native score, and order all.
-
-    base  for each query, (m,) the best scores known before
-    old   for each query, (m,) the old encoder's scores, which count too; None: they do not
-    own   for each query, (m,) native scores by vectors of the store, NaN where there is none
-    new   for each query, (m,) scores of translations, which predict the native ones that miss
-
-    Return for each query (m,) positions, best first, their scores, and whether these are native.
-    """
-    request = scoring.native
-    count = 0 if request is None else request.count
-    firsts, wanted, start = [], [], 0
-    for scores, native in zip(base, own, strict=True):
-        first = scores.sort(descending=True, stable=True).indices
-        firsts.append(first[native[first].isnan()][:count])
-        wanted += (firsts[-1] + start).tolist()
-        start += len(scores)
-    made = NativeVectors([], _none(0))
-    if request is not None:
-        made = await _read_and_embed(services, context, scoring.encoders[1], request, wanted)
-    ordered, done = [], 0
-    for query, (first, known) in enumerate(zip(firsts, own, strict=True)):
-        vectors = made.vectors[done : done + len(first)]
-        done += len(first)
-        native = known.clone()
-        there = [place for place, vector in enumerate(vectors) if vector is not None]
-        if there:
-            rows = torch.stack([each for each in vectors if each is not None])
-            native[first[there]] = scoring.compare(
-                scoring.queries[query : query + 1], rows, [len(there)]
-            )
-        block, guess = torch.zeros_like(native, dtype=torch.bool), base[query]
-        block[first] = True
-        if not bool(known.isnan().all()):
-            # A row does not precede others only because the store has its new vector already.
-            block, guess = torch.ones_like(block), new[query]
-        order, scores = order_block(
-            guess, native, block, None if old is None else old[query], weight
-        )
-        ordered.append((order, scores, ~native[order].isnan()))
-    return ordered, made
+            translated[known[0]] = known[1].float()
+        guess = scoring.compare(scoring.queries, translated, counts)
+    table = _Scores(
+        list(counts),
+        old,
+        guess,
+        torch.full((count,), torch.nan, dtype=torch.float64),
+        weighting_of(services, scoring.encoders, served, scoring.weight, has_old=old is not None),
+    )
+    if known is not None and scoring.embedded:
+        table.add_native(scoring, known[0].tolist(), list(known[1].float()))
+    return table
 
 
 async def _read_and_embed(
@@ -404,11 +433,12 @@ async def _read_and_embed(
     """Return the vectors of these candidates. What hinders it is its `shortfall`."""
     if not wanted:
         return NativeVectors([], _none(0))
-    ends = time.monotonic() + request.deadline_s
-    read = None
-    detail = f"The store did not return texts within {request.deadline_s * 1e3:.0f} ms."
+    usual_s, asked_ms = USUAL_DEADLINE_S[encoder.kind == EncoderKind.openai], request.deadline_ms
+    deadline_s = usual_s if asked_ms is None else asked_ms / 1e3
+    ends, read = time.monotonic() + deadline_s, None
+    detail = f"The store did not return texts within {deadline_s * 1e3:.0f} ms."
     try:
-        with anyio.move_on_after(request.deadline_s):
+        with anyio.move_on_after(deadline_s):
             read = await request.read_texts(wanted)
     except AnchorageError as error:
         detail = f"The store returned no texts. {error.detail}"
@@ -422,64 +452,3 @@ async def _read_and_embed(
 
 def _none(missing: int) -> NativeOut:
     return NativeOut(embedded=0, truncated=0, cached=0, missing=missing)
-
-
-def _weight(services: Services, scoring: Scoring) -> tuple[float, WeightSource] | tuple[None, None]:
-    """Return the weight of the new scores, and who chose it."""
-    if scoring.old_queries is None:
-        return None, None
-    if scoring.served is None or scoring.weight is not None:
-        return _native_weight(scoring)
-    assert scoring.served.pair is not None
-    return default_weight_of(services, *scoring.served.pair)
-
-
-def _native_weight(scoring: Scoring) -> tuple[float, WeightSource]:
-    """Return the weight of native scores where old ones count too, and who chose it."""
-    if scoring.weight is not None:
-        return scoring.weight, "request"
-    difference = difference_of(*scoring.encoders)
-    return native_weight(difference), _source_of(difference)
-
-
-def _source_of(difference: float | None) -> WeightSource:
-    return "default" if difference is None else "comparison"
-
-
-def default_weight_of(
-    services: Services, source: tables.SpaceRow, target: tables.SpaceRow
-) -> tuple[float, WeightSource]:
-    """Return the weight, by held-out anchors, which may be measured now, and by the comparison of
-    the encoders if there is one, and who chose it.
-
-    Made pairs give no weight to a translation that they cannot measure.
-    """
-    if made_pairs.estimate_of(source.anchor_set) is not None:
-        return 0.0, "default"
-
-    def measure() -> float:
-        x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-        with services.take(services.turns.fits, source.project):
-            return held_out_cosine(x, y)
-
-    cosine = services.cache.get_or_make(
-        ("held-out-cosine", source.blob, target.blob), measure, lambda _: CACHED_WEIGHT_BYTES
-    )
-    difference = difference_of(source.encoder, target.encoder)
-    return default_weight(cosine, difference), _source_of(difference)
-
-
-def comparison_of(source: tables.EncoderRow, target: tables.EncoderRow) -> dict[str, Any] | None:
-    """Return the newest comparison of the target with the source; None without one.
-
-    It has `mrr` of the source and the target, their `difference` with its `interval`, the number
-    of `texts`, and the `store` that they came from.
-    """
-    found: dict[str, Any] | None = (target.comparisons or {}).get(source.id)
-    return found
-
-
-def difference_of(source: tables.EncoderRow, target: tables.EncoderRow) -> float | None:
-    """Return the target's MRR less the source's, by the newest comparison; None without one."""
-    found = comparison_of(source, target)
-    return None if found is None else float(found["difference"])

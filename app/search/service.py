@@ -137,7 +137,8 @@ async def _score(
     native = None
     if plan.native:
         read_texts = texts_of_store(services, plan.row, hits)
-        native = NativeScoring(plan.native, read_texts, request.native_deadline_ms / 1e3)
+        is_asked = request.native is not None
+        native = NativeScoring(plan.native, read_texts, request.deadline_ms, is_asked)
     scoring = Scoring(
         encoders,
         plan.served,
@@ -202,8 +203,7 @@ def _describe(
         "candidates": plan.candidates if plan.scores else None,
         "new_vectors": 0 if new is None else len(new.ids),
         "native": scored and scored.native and scored.native.model_dump(),
-        "weight": scored and scored.weight,
-        "weight_chosen_by": scored and scored.weight_chosen_by,
+        "combined": scored and scored.combined.model_dump(),
         "method": served and served.method,
         "options": dict((served and served.options) or {}),
         "translator": plan.served and plan.served.id,

@@ -63,7 +63,7 @@ def make_or_queue(services: Services, context: RequestContext, fit: Fit[Value]) 
     longest = services.request_fit_s
     if longest is not None and fit.seconds > longest:
         # Not through `get_or_make`, which would wait for a job of this process that makes the fit.
-        value, job = services.fit_requests.run(
+        value, job = services.one_of_equal.run(
             (context.project, fit.key), lambda: _find_or_queue(services, context, fit)
         )
         if job is None:

@@ -37,7 +37,7 @@ def measure_searches(location: StoreLocation, world: World) -> dict[str, Any]:
     kinds: dict[str, tuple[dict[str, Any], Vectors]] = {
         "search": ({"target": "old"}, old),
         "cascade": ({**cascade, "native": 0}, new),
-        "native": ({**cascade, "native": 20, "native_deadline_ms": DEADLINE_MS}, new),
+        "native": ({**cascade, "native": 20, "deadline_ms": DEADLINE_MS}, new),
     }
     with serve(stores=json.dumps({"bench": location.url})) as server:
         service = Connection(server.port)

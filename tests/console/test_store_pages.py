@@ -27,7 +27,7 @@ def test_a_store_says_what_it_holds_and_what_to_do(shop: Shop) -> None:
     facts = shop.client.get(f"{PAGE}/facts").text
     assert '<dd class="big">200</dd>' in facts
     assert "Its vectors look like those of old." in facts
-    answer = shop.client.post("/advice", json={**PAIR, "corpus_size": 200}).json()
+    answer = shop.client.post("/advice", json={**PAIR, "index": 200}).json()
     page = shop.client.get(VERDICT).text
     assert f"<strong>{answer['advice'].capitalize()}.</strong>" in page
     recall = answer["fidelity"]["measures"]["recall"]["value"]

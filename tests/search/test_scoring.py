@@ -25,7 +25,7 @@ def test_a_row_precedes_no_other_only_because_it_has_its_new_vector(on_sqlite: S
     cosines = torch.tensor([0.9, 0.8, 0.7, 0.1])
     vectors = torch.stack([cosines, (1 - cosines.square()).sqrt()], dim=1)
     query = torch.tensor([[1.0, 0.0]])
-    native = NativeScoring(1, without_texts, deadline_s=5.0)
+    native = NativeScoring(1, without_texts, 5_000)
     scoring = Scoring(encoders, None, query, query, 0.5, None, native, embedded=True)
     known = torch.tensor([0, 3]), vectors[[0, 3]]
     found = anyio.run(score_candidates, on_sqlite, CONTEXT, scoring, vectors, [4], known)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from app.maths.relevance.fuse_weight import cut_difference, scale_of
+from app.maths.relevance.fuse_weight import cut_difference
 from app.maths.relevance.options import NATIVE_COUNT
 
 AdvisedOption = Literal["keep", "fuse", "cascade", "native", "translate", "re-embed"]
@@ -246,8 +246,6 @@ def expected_gain(name: AdvisedOption, facts: IndexFacts) -> GainOverKeep | None
         return GainOverKeep(None, *RANGES[name]) if name in RANGES else None
     if name not in EXPECTED_GAINS:
         return None
-    if name == "fuse" and not scale_of(facts.difference):
-        return GainOverKeep(0.0, 0.0, 0.0)  # its weight is 0: it ranks as keep
     at_zero, slope, half = EXPECTED_GAINS[name]
     more = max(facts.half_width**2 - USUAL_HALF_WIDTH**2, 0.0)
     half = (half**2 + slope**2 * more) ** 0.5

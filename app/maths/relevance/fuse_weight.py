@@ -8,17 +8,20 @@ from torch import Tensor
 
 from app.maths.geometry.space import draw_rows, fit_space
 from app.maths.quality.metrics import cosine
-from app.maths.relevance.native import NATIVE_WEIGHT
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 
-#: The default weight is this factor times the square of the held-out cosine, at most
-#: MAX_DEFAULT: no better translation was measured.
-WEIGHT_FACTOR, MAX_DEFAULT = 0.7, 0.35
+#: The weight of translated scores is the square of the held-out cosine times one of these factors:
+#: the careful one where the encoders were not compared, else the other one.
+CAREFUL_FACTOR, WEIGHT_FACTOR = 0.9, 1.5
+
+#: Weight of native scores where the encoders were not compared; the old ones have the rest. Of .25,
+#: .5 and .75, .5 was the best on Cranfield where both encoders are good.
+NATIVE_WEIGHT = 0.5
 
 #: How weights follow the difference of the encoders; that of native scores, up to MAX_DIFFERENCE.
 #: Chosen on Cranfield, MED and TIME; benchmarks/cloze has other collections.
-FUSE_SLOPE, NATIVE_SLOPE, MAX_DIFFERENCE = 15.0, 3.5, 0.1
+FUSE_SLOPE, NATIVE_SLOPE, MAX_DIFFERENCE = 4.5, 3.5, 0.1
 
 #: The share of the anchors whose cosine is measured, one in HELD_OUT_PERIOD; fewer anchors than
 #: FEWEST_MEASURED get the weight 0.
@@ -32,20 +35,18 @@ WEIGHT_FOLDS = 5
 
 
 def default_weight(held_out: float, difference: float | None = None) -> float:
-    """The weight to use without judgements, with two decimals:
+    """The weight of translated scores without judgements, from 0 to 1, with two decimals:
 
-    min(0.7 c^2, 0.35) s,  s = 1 + 15 d, from 0 to 2.
+    0.9 c^2 where the encoders were not compared, else 1.5 c^2 (1 + 4.5 d).
 
     held_out    c of `held_out_cosine`, in [-1, 1]; a negative one counts as 0
-    difference  d, the new encoder's MRR less the old one's, by `cloze`; None, not known, is 0
+    difference  d, the new encoder's MRR less the old one's, by `cloze`; None: not known
     """
-    usual = min(WEIGHT_FACTOR * max(held_out, 0.0) ** 2, MAX_DEFAULT)
-    return round(usual * scale_of(difference), 2)
-
-
-def scale_of(difference: float | None) -> float:
-    """The factor s of `default_weight`."""
-    return min(max(1.0 + FUSE_SLOPE * (difference or 0.0), 0.0), 2.0)
+    square = max(held_out, 0.0) ** 2
+    if difference is None:
+        return round(CAREFUL_FACTOR * square, 2)
+    factor = WEIGHT_FACTOR * (1.0 + FUSE_SLOPE * difference)
+    return round(min(max(factor * square, 0.0), 1.0), 2)
 
 
 def native_weight(difference: float | None = None) -> float:
@@ -55,6 +56,17 @@ def native_weight(difference: float | None = None) -> float:
     difference  d, as in `default_weight`
     """
     return round(NATIVE_WEIGHT + NATIVE_SLOPE * cut_difference(difference), 2)
+
+
+def trust_of(translated: float, native: float) -> float:
+    """The factor r, at most 1, by which native scores of weight w_n count as translated ones of
+    weight w_t: r w_n / (1 - w_n) = w_t / (1 - w_t).
+
+    translated, native  w_t and w_n, from 0 to 1
+    """
+    if translated >= 1.0 or not 0.0 < native < 1.0:
+        return 1.0
+    return min(translated / (1.0 - translated) * (1.0 - native) / native, 1.0)
 
 
 def cut_difference(difference: float | None) -> float:

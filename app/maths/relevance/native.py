@@ -1,65 +1,70 @@
-"""The order of candidates, some with a native vector: one by the new encoder itself.
+"""One score for each candidate of a query, by all that is known: old, translated and native scores.
 
-A native score and a score of a translation do not lie on one scale: a translation shrinks cosines.
-So the first candidates in the best order known, the *block*, are ordered among themselves, and the
-others follow in their old order.
+A translation shrinks cosines, so a native score and one of a translation do not lie on one scale.
+The native scores that are there predict those that are not, and each further text replaces a
+prediction by what it predicted.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 
-#: Weight of the native score; the old one has the rest. Of .25, .5 and .75, .5 was the best on
-#: Cranfield where both encoders are good, and never below the old encoder with 20 texts.
-NATIVE_WEIGHT = 0.5
+#: What is assumed before a text is known: the slope of native scores, and the texts it counts as.
+PRIOR_SLOPE, PRIOR_TEXTS = 1.0, 2.0
+
+#: Least correlation that is assumed.
+LEAST_TRUST = 0.02
 
 
-def order_block(
-    base: Float64[Tensor, " m"],
+def blend(
     native: Float64[Tensor, " m"],
-    block: int | Bool[Tensor, " m"],
+    guess: Float64[Tensor, " m"],
     old: Float64[Tensor, " m"] | None = None,
-    weight: float = NATIVE_WEIGHT,
-) -> tuple[Int64[Tensor, " m"], Float64[Tensor, " m"]]:
-    """Positions of one query's candidates, best first, and their scores in that order.
+    *,
+    weight: float = 1.0,
+    trust: float = 1.0,
+) -> Float64[Tensor, " m"]:
+    """The scores (m,) of one query's candidates, larger is nearer.
 
-    base    (m,) the best scores known before, larger is nearer
     native  (m,) cosines of the query and native vectors; NaN where there is none
-    block   (m,) the candidates of the block, or their number: the first ones by `base`
+    guess   (m,) scores that predict the native ones: those of translations, else the old ones
     old     (m,) cosines of the old query and the stored vectors, which count too; None: they do not
     weight  w of the native scores; the old ones have the rest
+    trust   r, the correlation of guess and native that is assumed before a text is known
 
-    Inside the block, s = native, or with `old` s = w z(native) + (1 - w) z(old), where z is the
-    score less the mean of the block, divided by its standard deviation. A candidate of the block
-    without a native vector gets the native score that `base` predicts: mean + deviation * z(base),
-    both over those that have one. Candidates behind the block get no score above the block's last.
+    n is the native score; where there is none, it is on the line of least squares n = a + b guess
+    through the others, with PRIOR_TEXTS more of the slope PRIOR_SLOPE and the correlation r, whose
+    guesses vary as those of all candidates. Without `old`, n is the score. With `old` it is
+    w (n - mean) / deviation + (1 - w) z(old): mean and deviation over all candidates, and the
+    deviation has that from the line where n is on it. z(x) = (x - mean(x)) / deviation(x).
     """
-    first = base.sort(descending=True, stable=True).indices
-    inside = torch.arange(len(first)) < block if isinstance(block, int) else block[first]
-    block, rest = first[inside], first[~inside]
-    scored = native[block]
-    known = ~scored.isnan()
-    if not bool(known.any()):
-        return first, base[first]
-    mean, deviation = scored[known].mean(), scored[known].std(correction=0)
-    predicted = mean + deviation * _z(base[block], base[block][known])
-    new = torch.where(known, scored, predicted)
-    if old is not None:
-        new = weight * _z(new, new) + (1.0 - weight) * _z(old[block], old[block])
-    order = new.sort(descending=True, stable=True).indices
-    last = new.min()
-    behind = base[rest]
-    if old is not None and len(rest):
-        behind = last - (behind.max() - behind)
-    return torch.cat([block[order], rest]), torch.cat([new[order], behind.clamp(max=last)])
+    known = ~native.isnan()
+    if not len(native) or (old is None and not bool(known.any())):
+        return guess
+    spread = guess.var(correction=0)
+    x, y = (guess[known], native[known]) if bool(known.any()) else (guess, guess)
+    dx, dy = guess[known] - x.mean(), native[known] - y.mean()
+    prior = PRIOR_TEXTS * spread
+    total = dx.square().sum() + prior
+    slope = torch.zeros_like(spread)
+    if total > 1e-24 * guess.abs().amax().square():
+        slope = (((dx * dy).sum() + prior * PRIOR_SLOPE) / total).clamp(min=0.0)
+    made = torch.where(known, native, y.mean() + slope * (guess - x.mean()))
+    if old is None:
+        return made
+    assumed = PRIOR_SLOPE**2 * prior * (max(trust, LEAST_TRUST) ** -2 - 1.0)
+    rest = ((dy - slope * dx).square().sum() + assumed) / (len(dx) + PRIOR_TEXTS)
+    deviation = (made.var(correction=0) + rest * (~known).double().mean()).sqrt()
+    centred = made - made.mean()
+    new = centred / deviation if deviation > 1e-12 * made.abs().amax() else torch.zeros_like(made)
+    return weight * new + (1.0 - weight) * _z(old)
 
 
-def _z(values: Float64[Tensor, " n"], reference: Float64[Tensor, " m"]) -> Float64[Tensor, " n"]:
-    """The values less the mean of the reference, by its deviation; zeros where that is zero."""
-    deviation = reference.std(correction=0)
-    rounding = reference.abs().max() * 1e-12
-    if deviation <= rounding:
+def _z(values: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
+    """The values less their mean, by their deviation; zeros where that is zero."""
+    deviation = values.std(correction=0)
+    if not deviation > values.abs().amax() * 1e-12:
         return torch.zeros_like(values)
-    return (values - reference.mean()) / deviation
+    return (values - values.mean()) / deviation

@@ -5,9 +5,9 @@
 - cascade: the first candidates of the bridge, whose stored vectors are translated and scored by
   the new query.
 - fuse: the first candidates of keep and of the bridge, by the weighted sum of their old and their
-  translated scores (`fusion`).
+  translated scores.
 - native-cascade, native-fuse: the candidates of cascade or fuse; the first n of them are scored by
-  their own vectors of the new encoder, in native-fuse with the old scores (`native.order_block`).
+  their own vectors of the new encoder, in native-fuse with the old scores (`native.blend`).
 - translate: new queries among all stored vectors, translated.
 - re-embed: new queries among all documents, embedded anew.
 
@@ -27,9 +27,9 @@ from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS
 from app.maths.quality.metrics import MAX_COSINES
-from app.maths.relevance.native import NATIVE_WEIGHT, order_block
+from app.maths.relevance.fuse_weight import NATIVE_WEIGHT, trust_of
+from app.maths.relevance.native import blend
 from app.maths.relevance.ranking_metrics import RECALL_DEPTH, Judgements, measure_ranking
-from app.maths.relevance.rescoring import fuse
 
 SearchOption = Literal[
     "keep",
@@ -47,7 +47,7 @@ SEARCH_OPTIONS: tuple[SearchOption, ...] = get_args(SearchOption)
 DEFAULT_CANDIDATES = 100
 
 #: Candidates of each query that get a native vector.
-NATIVE_COUNT = 20
+NATIVE_COUNT = 100
 
 _CASCADE = "bridged_queries", "old_documents", "new_queries", "translated_documents"
 #: The vectors of `SearchVectors` that each option reads.
@@ -164,9 +164,11 @@ def measure_options(
         for option in natives:
             ranking = _native_ranking(
                 cosines["re-embed"],
+                cosines["translate"],
                 cosines["keep"] if option == "native-fuse" else None,
                 *bases[option],
                 native_weight,
+                trust_of(default_weight, native_weight),
             )
             parts.setdefault(option, []).append(measure_ranking(ranking, judged, start))
     return SearchMetrics(
@@ -184,34 +186,50 @@ def _fuse_scores(
     """
     both = (_first(cosines["keep"], depth), _first(cosines["bridge"], depth))
     ids, repeated = _join(*both, size=cosines["keep"].shape[1])
-    counted = ~repeated
-    new, old = (cosines[name].gather(1, ids)[counted].double() for name in ("translate", "keep"))
-    tables = []
-    for flat in fuse(new, old, counted.nonzero()[:, 0], weights):
-        scores = torch.full_like(ids, -torch.inf, dtype=torch.float64)
-        scores[counted] = flat
-        tables.append(scores)
+    new, old = (
+        _standardise(cosines[name].gather(1, ids).double().masked_fill(repeated, torch.nan))
+        for name in ("translate", "keep")
+    )
+    tables = [
+        (weight * new + (1.0 - weight) * old).masked_fill(repeated, -torch.inf)
+        for weight in weights
+    ]
     return ids, repeated, tables
+
+
+def _standardise(scores: Float64[Tensor, "c s"]) -> Float64[Tensor, "c s"]:
+    """Each row less its mean, by its deviation, without NaN; zeros for a row of equal scores."""
+    centred = scores - scores.nanmean(dim=1, keepdim=True)
+    spread = centred.square().nanmean(dim=1, keepdim=True).sqrt()
+    rounding = scores.nan_to_num().abs().amax(dim=1, keepdim=True) * 1e-12
+    return torch.where(spread > rounding, centred / spread, 0.0)
 
 
 def _native_ranking(
     new: Float32[Tensor, "c m"],
+    translated: Float32[Tensor, "c m"],
     old: Float32[Tensor, "c m"] | None,
     ids: Int64[Tensor, "c s"],
     base: Float64[Tensor, "c s"],
     weight: float,
+    trust: float,
 ) -> Int64[Tensor, "c s"]:
-    """The candidates of each query, the first NATIVE_COUNT by native scores; -1 for missing ones.
+    """The candidates of each query, the first NATIVE_COUNT with native scores; -1 for missing ones.
 
-    new, old  cosines of all documents by the new encoder, and by the old one where they count
+    new, translated, old  cosines of all documents by the new encoder, of their translations, and by
+                          the old encoder where they count
     """
     ranking = torch.full_like(ids, -1)
     for query, (documents, scores) in enumerate(zip(ids, base, strict=True)):
         counted = scores != -torch.inf
         documents, scores = documents[counted], scores[counted]
-        native = new[query, documents].double()
+        first = scores.sort(descending=True, stable=True).indices[:NATIVE_COUNT]
+        native = torch.full_like(scores, torch.nan)
+        native[first] = new[query, documents[first]].double()
+        guess = translated[query, documents].double()
         known = None if old is None else old[query, documents].double()
-        order, _ = order_block(scores, native, NATIVE_COUNT, known, weight)
+        scores = blend(native, guess, known, weight=weight, trust=trust)
+        order = scores.sort(descending=True, stable=True).indices
         ranking[query, : len(order)] = documents[order]
     return ranking
 

@@ -155,9 +155,7 @@ def test_a_table_keeps_its_other_columns(client: Client, pair):
 
 
 def test_advice_evaluation_and_rankings(client: Client, pair):
-    advice = client.advice(
-        **pair.names, corpus_size=10_000, old_encoder_runs=False, text_exists=True
-    )
+    advice = client.advice(**pair.names, index=10_000, old_encoder_runs=False, text_exists=True)
     names = {option["name"] for option in advice["options"]}
     assert (
         advice["advice"] in names == {"keep", "cascade", "fuse", "native", "translate", "re-embed"}
@@ -250,7 +248,7 @@ def test_a_pair_asks_with_its_names_and_a_translator_is_found_again(client: Clie
     assert found.report["estimate"]["index"] == 1_000_000
     assert made.quality is not None
     assert found.threshold(source=0.5)["source"] == 0.5
-    assert between.advice(corpus_size=10_000)["basis"] == "fidelity"
+    assert between.advice(index=10_000)["basis"] == "fidelity"
     assert repr(between) == f"Pair({', '.join(map(repr, pair.names.values()))})"
 
 

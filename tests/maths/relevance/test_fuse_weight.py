@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from app.maths.relevance.fuse_weight import (
@@ -9,6 +10,7 @@ from app.maths.relevance.fuse_weight import (
     default_weight,
     held_out_cosine,
     native_weight,
+    trust_of,
 )
 from tests.maths.clouds import normal
 
@@ -33,11 +35,18 @@ def test_the_choice_for_a_query_never_sees_its_own_value():
 
 def test_weights_follow_the_fidelity_and_the_difference_of_the_encoders_and_stop_somewhere():
     fidelities = (-1.0, 0.0, 0.2, 0.5, 0.7, 1.0)
-    assert [default_weight(each) for each in fidelities] == [0, 0, 0.03, 0.17, 0.34, 0.35]
+    assert [default_weight(each) for each in fidelities] == [0, 0, 0.04, 0.23, 0.44, 0.9]
     differences = (-1.0, -0.1, -0.05, 0.0, 0.05, 0.1, 1.0)
-    assert [default_weight(0.5, d) for d in differences] == [0, 0, 0.04, 0.17, 0.31, 0.35, 0.35]
+    assert [default_weight(0.5, d) for d in differences] == [0, 0.21, 0.29, 0.38, 0.46, 0.54, 1]
     assert [native_weight(d) for d in differences] == [0.15, 0.15, 0.32, 0.5, 0.68, 0.85, 0.85]
-    assert (default_weight(1.0, 1.0), native_weight(None)) == (0.7, 0.5)
+    assert (default_weight(1.0, 1.0), native_weight(None)) == (1.0, 0.5)
+
+
+def test_trust_makes_the_weight_of_native_scores_that_of_translated_ones():
+    for translated, native in ((0.3, 0.5), (0.1, 0.85), (0.6, 0.8)):
+        odds = trust_of(translated, native) * native / (1 - native)
+        assert odds == pytest.approx(translated / (1 - translated))
+    assert trust_of(0.8, 0.5) == trust_of(1.0, 0.5) == trust_of(0.2, 0.0) == trust_of(0.2, 1.0) == 1
 
 
 def test_the_held_out_cosine_tells_good_anchors_from_shuffled_ones():

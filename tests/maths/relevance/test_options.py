@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from app.maths.relevance import options
-from app.maths.relevance.native import order_block
+from app.maths.relevance.fuse_weight import trust_of
+from app.maths.relevance.native import blend
 from app.maths.relevance.options import (
     NATIVE_COUNT,
     SearchVectors,
     measure_options,
 )
 from app.maths.relevance.ranking_metrics import Judgements, collect, measure_ranking
-from app.maths.relevance.rescoring import fuse
 from tests.maths.clouds import normal
 
 QUERIES, DOCUMENTS, OLD, NEW = 17, 60, 7, 5
@@ -50,6 +50,19 @@ def cosine(queries: Tensor, documents: Tensor) -> Tensor:
     )
 
 
+def natively(
+    places: Tensor, own: Tensor, translate: Tensor, base: Tensor, keep: Tensor | None = None
+) -> list[int]:
+    """The candidates in the order of their blended scores, the first by `base` with native ones."""
+    native = torch.full_like(base, torch.nan)
+    first = base.argsort(descending=True)[:NATIVE_COUNT]
+    native[first] = own[places[first]]
+    old = None if keep is None else keep[places]
+    trust = trust_of(0.3, 0.6)
+    scores = blend(native, translate[places], old, weight=0.6, trust=trust)
+    return places[scores.argsort(descending=True)].tolist()
+
+
 def padded(lists: list[list[int]], judged: Judgements) -> Tensor:
     """The measures of one list of documents for each judged query."""
     rows = [lists[row] + [-1] * (DOCUMENTS - len(lists[row])) for row in judged.rows.tolist()]
@@ -72,16 +85,17 @@ def test_each_option_ranks_as_its_definition(vectors, judged, candidates):
         found = lists["bridge"][q][:candidates]
         lists["cascade"].append(sorted(found, key=lambda d, of=translate: -of[d]))
         places = torch.tensor(found)
-        order, _ = order_block(translate[places], own[places], NATIVE_COUNT, None, 0.6)
-        lists["native-cascade"].append(places[order].tolist())
+        lists["native-cascade"].append(natively(places, own, translate, translate[places]))
         places = torch.tensor(sorted({*lists["keep"][q][:candidates], *found}))
-        new, old = translate[places], keep[places]
+        new, old = (
+            (each - each.mean()) / each.std(correction=0)
+            for each in (translate[places], keep[places])
+        )
         for weight in WEIGHTS:
-            [fused] = fuse(new, old, torch.zeros_like(places), [weight])
+            fused = sum(w * z for w, z in ((weight, new), (1 - weight, old)))
             lists[f"fuse {weight}"].append(places[(-fused).argsort()].tolist())
             if weight == 0.3:
-                order, _ = order_block(fused, own[places], NATIVE_COUNT, old, 0.6)
-                lists["native-fuse"].append(places[order].tolist())
+                lists["native-fuse"].append(natively(places, own, translate, fused, keep))
     measured = measure_options(
         vectors,
         judged,

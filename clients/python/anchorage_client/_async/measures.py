@@ -38,14 +38,15 @@ class AsyncMeasures:
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         native: int | None = None,
-        native_deadline_ms: int | None = None,
+        deadline_ms: int | None = None,
     ) -> Rankings:
         """Rank the candidates of an old index by the new encoder's queries.
 
-        anchor_set  None: nothing is translated; needs `mode="fuse"` and native scores
-        candidates  for each query `{"ids": [...], "vectors": (m, d_source)}`, and with native
-                    scores `"texts": [...]`
-        native      candidates of each query whose texts the new encoder embeds
+        anchor_set  None: nothing is translated; needs old queries, and texts
+        candidates  for each query `{"ids": [...], "vectors": (m, d_source)}`, and `"texts": [...]`
+                    if there are any
+        native      most candidates of each query whose texts the new encoder embeds
+        deadline_ms how long texts are embedded
         """
         body = {
             "source": source,
@@ -72,7 +73,7 @@ class AsyncMeasures:
             "limit": limit,
             **fit_fields(method, options, min_quality, index),
             "native": native,
-            "native_deadline_ms": native_deadline_ms,
+            "deadline_ms": deadline_ms,
         }
         return rankings_of(await self._transport.post("/rescore", body))
 
@@ -181,13 +182,8 @@ class AsyncMeasures:
         source: str,
         target: str,
         anchor_set: str,
-        corpus_size: int | None = None,
         old_encoder_runs: bool | None = None,
         text_exists: bool | None = None,
-        tokens_per_item: float | None = None,
-        price_per_million_tokens: float | None = None,
-        price_per_million_writes: float | None = None,
-        items_per_second: float | None = None,
         evaluation: str | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -201,13 +197,8 @@ class AsyncMeasures:
         body = {
             **_pair(source, target, anchor_set),
             **fit_fields(method, options, min_quality, index),
-            "corpus_size": corpus_size,
             "old_encoder_runs": old_encoder_runs,
             "text_exists": text_exists,
-            "tokens_per_item": tokens_per_item,
-            "price_per_million_tokens": price_per_million_tokens,
-            "price_per_million_writes": price_per_million_writes,
-            "items_per_second": items_per_second,
             "evaluation": evaluation,
         }
         return await self._transport.post("/advice", body)

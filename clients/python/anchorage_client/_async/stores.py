@@ -90,7 +90,7 @@ class AsyncStores(AsyncResource):
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
         native: int | None = None,
-        native_deadline_ms: int | None = None,
+        deadline_ms: int | None = None,
         payload: bool | None = None,
         exact: bool | None = None,
     ) -> Rankings:
@@ -98,7 +98,7 @@ class AsyncStores(AsyncResource):
 
         filter  in the store's own language: `{"published": {"$gt": "2020-01-01"}}` for pgvector,
                 the text `"published > '2020-01-01'"` for LanceDB
-        native  candidates of each query whose texts the new encoder embeds
+        native  most candidates of each query whose texts the new encoder embeds
         """
         body = {
             "target": target,
@@ -115,7 +115,7 @@ class AsyncStores(AsyncResource):
             "method": method,
             "options": None if options is None else dict(options),
             "native": native,
-            "native_deadline_ms": native_deadline_ms,
+            "deadline_ms": deadline_ms,
             "payload": payload,
             "exact": exact,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -44,18 +45,19 @@ class Hit:
 class Cascade:
     """Fetches candidates of an old index, and ranks them by a new encoder.
 
-    With an anchor set, the translated query fetches candidates, and their translated vectors are
-    compared with the query. Without one, the old query fetches them, and `native` must be above 0.
+    With an anchor set, the translated query fetches candidates; where the old encoder runs, the old
+    query does too. They are ordered by all scores that there are: old, translated, and native ones
+    of their texts.
 
     index       a `QdrantIndex`, a `PgvectorIndex`, or another `SearchableIndex`
     source      the old encoder, whose vectors the index holds; no alias
     target      the new encoder; no alias
-    anchor_set  a set that both have embedded; None needs `mode="fuse"` and `native`
+    anchor_set  a set that both have embedded; None needs the old encoder, and texts
     mode        `cascade` ranks by the new encoder alone. `fuse` mixes in the score of the old one,
-                which must still embed queries.
+                which must still embed queries. None: `fuse` if it does, else `cascade`
     candidates  items that the index returns for a query
-    native      candidates of a query whose texts the service sends to the new encoder, 0 to 200;
-                their native scores put them first. A text is embedded once.
+    native      most candidates of a query whose texts the service sends to the new encoder, 0 to
+                200; None: as many as the time allows. A text is embedded once.
     embed_new   makes a query's vector (d,) or (1, d) by the new encoder; None: the service does
     embed_old   the same for the old encoder; only `fuse` uses it
     options     further fields of `Client.rescore`, such as `weight` or `method`
@@ -66,9 +68,9 @@ class Cascade:
     source: str
     target: str
     anchor_set: str | None = None
-    mode: Literal["cascade", "fuse"] = "cascade"
+    mode: Literal["cascade", "fuse"] | None = None
     candidates: int = 100
-    native: int = 0
+    native: int | None = None
     embed_new: Embed | None = None
     embed_old: Embed | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -78,11 +80,18 @@ class Cascade:
             raise ValueError(
                 f"The cascade sets {', '.join(sorted(fixed))}: leave it out of `options`."
             )
-        if self.anchor_set is None and not (self.mode == "fuse" and self.native):
+        if self.anchor_set is None and (self.mode == "cascade" or self.native == 0):
             raise ValueError(
-                'Name an `anchor_set`, or set `mode="fuse"` and `native=20`: then old and native '
+                "Name an `anchor_set`, or leave out `mode` and `native`: then old and native "
                 "scores order the candidates."
             )
+
+    @cached_property
+    def _counts_old(self) -> bool:
+        """Whether the old encoder's scores count; None of `mode`: if it embeds queries."""
+        if self.mode is not None or self.embed_old is not None:
+            return self.mode != "cascade"
+        return bool(self.client.encoders.get(self.source)["kind"] != "external")
 
     def search(self, text: str, limit: int = 10, filter: Any = None) -> list[Hit]:
         """Return the best items for a query, best first. Raises the errors of client and index.
@@ -104,13 +113,13 @@ class Cascade:
             ).vectors
             found = self.index.search(bridged[0], wanted, **terms)
         old = None
-        if self.mode == "fuse":
+        if self._counts_old:
             old = self._vector(text, self.source, self.embed_old)
             found = _merged(found, self.index.search(old[0], wanted, **terms))
         if not found:
             return []
         vectors = np.array([each.vector for each in found], np.float32)
-        texts = [each.text or None for each in found] if self.native else None
+        texts = None if self.native == 0 else [each.text or None for each in found]
         rankings = self.client.rescore(
             source=self.source,
             target=self.target,
@@ -118,7 +127,7 @@ class Cascade:
             queries=new,
             old_queries=old,
             candidates=[{"ids": list(range(len(found))), "vectors": vectors, "texts": texts}],
-            mode=self.mode,
+            mode="fuse" if self._counts_old else "cascade",
             limit=limit,
             native=self.native,
             **self.options,

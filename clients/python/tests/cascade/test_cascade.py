@@ -82,7 +82,8 @@ def index(request, qdrant, connection):
 
 
 def test_the_order_is_that_of_the_translated_candidates(texts, index, old_vectors):
-    cascade = Cascade(texts.client, index, **texts.pair, candidates=60)
+    how = {"mode": "cascade", "native": 0, "candidates": 60}
+    cascade = Cascade(texts.client, index, **texts.pair, **how)
     translated = texts.client.translate(old_vectors, **texts.pair).vectors
     translated /= np.linalg.norm(translated, axis=1, keepdims=True)
     found = 0
@@ -106,7 +107,7 @@ def filter_of(index) -> object:
 
 
 def test_the_retrievers_of_langchain_and_llamaindex_return_its_hits(texts, index):
-    cascade = Cascade(texts.client, index, **texts.pair)
+    cascade = Cascade(texts.client, index, **texts.pair, options={"deadline_ms": 30_000})
     retriever = langchain.CascadeRetriever(cascade=cascade, k=4)
     found = retriever.invoke(texts.sentences[3])
     assert len(found) == 4
@@ -133,7 +134,7 @@ QUESTION = "Where is my card?"
 
 
 def test_fuse_mixes_in_the_old_score(texts, index):
-    names = {**texts.pair, "mode": "fuse", "candidates": 50}
+    names = {**texts.pair, "candidates": 50}
     fused = Cascade(texts.client, index, **names)
     asked: list[str] = []
 
@@ -227,7 +228,7 @@ def test_wrong_settings_are_refused_before_a_search(texts, qdrant, connection):
     for fixed in ({"limit": 3}, {"native": 3}):
         with pytest.raises(ValueError, match="leave it out"):
             Cascade(texts.client, index, **texts.pair, options=fixed)
-    for settings in ({}, {"mode": "fuse"}, {"native": 20}):
+    for settings in ({"mode": "cascade"}, {"native": 0}):
         with pytest.raises(ValueError, match="Name an `anchor_set`"):
             Cascade(texts.client, index, "old", "new", **settings)
     with pytest.raises(ValueError, match="`text_key` of QdrantIndex"):
