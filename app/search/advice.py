@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
@@ -18,6 +18,7 @@ from app.maths.relevance.advice import (
     GainOverKeep,
     IndexFacts,
     MeasuredOption,
+    RankedOption,
     rank_options,
 )
 from app.search.scoring import embeds_texts
@@ -50,22 +51,6 @@ class AdviceFacts(BaseModel):
     )
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """The options, best first, as JSON, and what their order rests on.
-
-    evaluation, judged  the job of judged queries, None without one, and its result
-    compared            the comparison of the encoders; None without one
-    old_runs            whether the old encoder encodes queries; None: unknown
-    """
-
-    options: list[dict[str, Any]]
-    evaluation: str | None
-    judged: Mapping[str, Any]
-    compared: dict[str, Any] | None
-    old_runs: bool | None
-
-
 def advise(
     services: Services,
     context: RequestContext,
@@ -91,22 +76,30 @@ def advise(
     assert served.id is not None
     assert served.pair is not None
     source, target = served.pair
-    found = rank(services, context, request, known, served, newest=newest)
-    best = found.options[0]
+    evaluation, judged = _find_evaluation(
+        services, context, request, known.evaluation, served.id, newest=newest
+    )
+    runs = known.old_encoder_runs
+    if runs is None and source.encoder.kind != EncoderKind.external:
+        runs = True
+    compared = comparison_of(source.encoder, target.encoder) if runs is not False else None
+    options = [asdict(each) for each in _rank(known, served, judged, compared, runs)]
+    best = options[0]
     row = translator_reports.find_with_report(
         services, context.project, served.id, between=(source.id, target.id)
     )
-    weight = (found.judged["fuse"] or {}).get("weight")
-    basis, hinge = _basis(found, known, source.encoder.name, target.encoder.name)
+    weight = (judged["fuse"] or {}).get("weight")
+    names = source.encoder.name, target.encoder.name
+    basis, hinge = _basis(judged, compared, known, *names, gone=runs is False)
     return {
         "advice": best["name"],
         "summary": f"The best possible option is {best['name']} (certainty: {best['certainty']}). "
         + hinge,
         "basis": basis,
-        "comparison": found.compared,
-        "options": found.options,
-        "queries": found.judged["queries"],
-        "evaluation": found.evaluation,
+        "comparison": compared,
+        "options": options,
+        "queries": judged["queries"],
+        "evaluation": evaluation,
         "fuse_weight": default_weight_of(services, source, target) if weight is None else weight,
         "fidelity": translator_reports.estimate_for(row.report or {}, request.index),
         "translator": served.id,
@@ -115,35 +108,21 @@ def advise(
     }
 
 
-def rank(
-    services: Services,
-    context: RequestContext,
-    request: FitRequest,
+def _rank(
     known: AdviceFacts,
     served: ServedMap,
-    *,
-    newest: bool = False,
-) -> Ranked:
-    """Return the options for a fitted map, best first, without a further fit or estimate.
-
-    Raises InvalidRequest for an evaluation of another translator.
-    """
-    assert served.id is not None
+    judged: Mapping[str, Any],
+    compared: Mapping[str, Any] | None,
+    runs: bool | None,
+) -> list[RankedOption]:
+    """Return the options for a fitted map, best first, by judged queries and a comparison."""
     assert served.pair is not None
     source, target = served.pair
-    evaluation, judged = _find_evaluation(
-        services, context, request, known.evaluation, served.id, newest=newest
-    )
-    queries = judged["queries"]
-    runs = known.old_encoder_runs
-    if runs is None and source.encoder.kind != EncoderKind.external:
-        runs = True
     # Old scores count in native ones, unless the old encoder is gone.
     fuses = "native-fuse" in judged["results"] if runs is None else runs
     measured: dict[AdvisedOption, str] = {name: name for name in ADVISED_OPTIONS}
     measured["native"] = "native-fuse" if fuses else "native-cascade"
-    compared = comparison_of(source.encoder, target.encoder) if runs is not False else None
-    ranked = rank_options(
+    return rank_options(
         IndexFacts(
             source.anchor_set.size,
             reliable=not UNRELIABLE & {each.code for each in served.warnings},
@@ -158,16 +137,22 @@ def rank(
             for name, option in measured.items()
             if option in judged["results"]
         },
-        queries,
+        judged["queries"],
         {name: judged["missing"].get(option, ()) for name, option in measured.items()},
     )
-    options = [asdict(each) for each in ranked]
-    return Ranked(options, evaluation, judged, compared, runs)
 
 
-def _basis(found: Ranked, known: AdviceFacts, old: str, new: str) -> tuple[str, str]:
+def _basis(
+    judged: Mapping[str, Any],
+    compared: Mapping[str, Any] | None,
+    known: AdviceFacts,
+    old: str,
+    new: str,
+    *,
+    gone: bool,
+) -> tuple[str, str]:
     """Return what the order rests on, as a code and in words."""
-    queries, compared = found.judged["queries"], found.compared
+    queries = judged["queries"]
     if queries >= FEWEST_QUERIES:
         return "judgements", f"The order rests on {queries} judged queries."
     if compared is not None:
@@ -178,7 +163,7 @@ def _basis(found: Ranked, known: AdviceFacts, old: str, new: str) -> tuple[str, 
             f"{compared['difference']:+.3f} (95 % interval {low:+.3f} to {high:+.3f}), and judged "
             "queries tell more: POST /evaluate.",
         )
-    if found.old_runs is False:
+    if gone:
         again = " its items cannot be encoded again," if known.text_exists is False else ""
         return (
             "fidelity",

@@ -10,9 +10,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 
 import anyio
 import numpy as np
@@ -34,8 +35,9 @@ from app.types import EncoderKind
 
 log = logging.getLogger("anchorage.native")
 
-#: how long texts are still embedded for the next request, after the deadline of this one
-LATE_S = 10.0
+#: how long texts are still embedded for the next request, after the deadline of this one; one piece
+#: at a time in this process, so that queries wait for one at most
+LATE_S, LATE = 10.0, Lock()
 
 #: texts that a model of this process embeds at once: a deadline loses at most one such piece
 PIECE_TEXTS = 8
@@ -75,7 +77,7 @@ async def native_vectors(
     digests = [None if text is None else digest_of(text) for text in cut]
     wanted = {digest: text for digest, text in zip(digests, cut, strict=True) if digest and text}
     owners = {digest: row for digest, row in zip(digests, rows, strict=False) if digest}
-    work = _Work(services, context, encoder, wanted, owners, ends + LATE_S)
+    work = _Work(services, context, encoder, wanted, owners, ends)
     shortfall: AnswerWarning | None = AnswerWarning(
         "native-deadline",
         f"The encoder {encoder.name!r} did not embed all texts within {deadline_s * 1e3:.0f} ms. "
@@ -201,7 +203,7 @@ def digest_of(text: str) -> bytes:
 class _Work:
     """Texts that a thread finds or embeds within the project's budget, in their order.
 
-    until   when embedding stops, by time.monotonic()
+    ends    the deadline, by time.monotonic()
     stored  vectors that were there, or that another request has made
     made    vectors that this request had made
     partly  texts that the encoder read only in part
@@ -212,7 +214,7 @@ class _Work:
     encoder: tables.EncoderRow
     texts: Mapping[bytes, str]
     rows: Mapping[bytes, StoreRowId]
-    until: float
+    ends: float
     stored: dict[bytes, Tensor] = field(default_factory=dict)
     made: dict[bytes, Tensor] = field(default_factory=dict)
     partly: set[bytes] = field(default_factory=set)
@@ -224,20 +226,27 @@ class _Work:
         while left:
             self._stop_if_late()
             piece, left = (left[:PIECE_TEXTS], left[PIECE_TEXTS:]) if is_local else (left, [])
-            if new := self._find(piece):  # another request may have embedded them since
-                key = ("native", self.encoder.id, *new)
-                made, allowed = self.services.one_of_equal.run(key, partial(self._embed, new))
-                others = {each: made[each] for each in made if each not in self.made}
-                self.stored.update(others)
-                if allowed < len(new):
-                    budget = self.services.native_budget
-                    return AnswerWarning(
-                        "native-budget",
-                        f"The project may have {budget.a_minute:,} texts a minute and "
-                        f"{budget.a_day:,} a day embedded for native scores, and has used them. "
-                        f"{OTHERS}",
-                    )
+            with LATE if time.monotonic() > self.ends else nullcontext():
+                allowed = self._find_or_embed(piece)
+            if not allowed:
+                budget = self.services.native_budget
+                return AnswerWarning(
+                    "native-budget",
+                    f"The project may have {budget.a_minute:,} texts a minute and "
+                    f"{budget.a_day:,} a day embedded for native scores, and has used them. "
+                    f"{OTHERS}",
+                )
         return None
+
+    def _find_or_embed(self, piece: Sequence[bytes]) -> bool:
+        """Return whether the budget allowed it."""
+        new = self._find(piece)  # another request may have embedded them since
+        if not new:
+            return True
+        key = ("native", self.encoder.id, *new)
+        made, allowed = self.services.one_of_equal.run(key, partial(self._embed, new))
+        self.stored.update({each: made[each] for each in made if each not in self.made})
+        return allowed == len(new)
 
     def _find(self, digests: Sequence[bytes]) -> list[bytes]:
         """Look up stored vectors; return the digests without one."""
@@ -274,5 +283,5 @@ class _Work:
         return made, allowed
 
     def _stop_if_late(self, done: int = 0) -> None:
-        if time.monotonic() > self.until:
+        if time.monotonic() > self.ends + LATE_S:
             raise ClientLeft("No request waits for these texts any more.")
