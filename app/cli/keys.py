@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from app.cli.local import open_database
 from app.cli.output import AsJson, print_json, print_rows
 from app.types import Scope
-
-if TYPE_CHECKING:
-    from app.context import Services
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -90,20 +87,15 @@ def list_keys(
 @cli.command("revoke")
 def revoke(key_id: str, as_json: AsJson = False) -> None:
     """End a key. Running servers notice it within two seconds."""
+    from app.access import queries as access
     from app.access.service import revoke_key
     from app.context import RequestContext
 
     with open_database() as services:
-        revoke_key(services, RequestContext(_project_of(services, key_id)), key_id)
+        with services.db.transaction() as session:
+            project = access.api_key(session, None, key_id).project
+        revoke_key(services, RequestContext(project), key_id)
     if as_json:
         print_json({"id": key_id, "state": "revoked"})
     else:
         typer.echo(f"{key_id} is revoked")
-
-
-def _project_of(services: Services, key_id: str) -> str:
-    """Returns the project of a key. Raises NotFound."""
-    from app.access import queries as access
-
-    with services.db.transaction() as session:
-        return access.api_key(session, None, key_id).project

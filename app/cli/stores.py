@@ -59,8 +59,15 @@ def connect_store(
         )
     if as_json:
         print_json(store)
-    else:
-        _print_store(store)
+        return
+    index = "with an index" if store["indexed"] else "without an index"
+    typer.echo(
+        f"{store['name']}: {store['rows']:,} rows of {store['dim']} numbers ({store['dtype']}, "
+        f"{store['metric']}), {index}."
+    )
+    print_space(store["space"], store["encoder"])
+    for note in store["notes"]:
+        typer.echo(f"Note ({note['code']}): {note['detail']}")
 
 
 @cli.command("list")
@@ -96,17 +103,6 @@ def disconnect(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL) -> N
         print_json({"name": name, "state": "disconnected"})
     else:
         typer.echo(f"{name} is disconnected. Its rows are as they were.")
-
-
-def _print_store(store: Mapping[str, Any]) -> None:
-    index = "with an index" if store["indexed"] else "without an index"
-    typer.echo(
-        f"{store['name']}: {store['rows']:,} rows of {store['dim']} numbers ({store['dtype']}, "
-        f"{store['metric']}), {index}."
-    )
-    print_space(store["space"], store["encoder"])
-    for note in store["notes"]:
-        typer.echo(f"Note ({note['code']}): {note['detail']}")
 
 
 def print_space(space: Mapping[str, Any], encoder: str) -> None:

@@ -73,7 +73,7 @@ def plan_migration(
     if active is not None:
         raise _active_error(store, active)
     _refuse_shared(services, store)
-    require_price(limits := _limits(wanted))
+    require_price(limits := {name: getattr(wanted, name) for name in MigrationLimits.model_fields})
     target = _find_target(services, context, store, wanted.target)
     text_field = store.options.get("text_field")
     fill = wanted.fill or ("embed" if text_field and runs_here(target) else "translate")
@@ -135,10 +135,6 @@ def plan_migration(
         }
     plan["notes"] = _notes(store, reading, plan, () if built is None else built.warnings)
     return _add_row(services, context, store, target, built, with_limits(plan, limits, target))
-
-
-def _limits(wanted: MigrationLimits) -> dict[str, Any]:
-    return {name: getattr(wanted, name) for name in MigrationLimits.model_fields}
 
 
 def _find_target(

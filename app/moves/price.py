@@ -33,10 +33,8 @@ def with_limits(
     cost["seconds"] = None
     if speed is not None:
         requests = limits["concurrency"] if target.kind == EncoderKind.openai else 1
-        paced = (limits["texts_per_minute"] or math.inf) / 60
-        cost["seconds"] = round(
-            cost["rows_with_text"] / min(speed * requests, paced, rows_a_second), 3
-        )
+        paced = min(rows_a_second, (limits["texts_per_minute"] or math.inf) / 60)
+        cost["seconds"] = round(cost["rows_with_text"] / min(speed * requests, paced), 3)
     if limits["price_per_million_tokens"] is not None:
         price = round(cost["tokens"] * limits["price_per_million_tokens"] / 1e6, 6)
         if (most := limits["max_price"]) is not None and most < price:

@@ -36,8 +36,8 @@ NUMBER_SIZES = {"float16": 2, "bfloat16": 2, "float64": 8, "int8": 1, "uint8": 1
 #: rows that are translated to measure the speed
 TIMED_TRANSLATIONS = 512
 
-#: rows of the sample, those whose texts are read, and pages that are read to measure the speed
-PLAN_SAMPLE, SAMPLED_TEXTS, TIMED_PAGES = 2_000, 256, 1
+#: rows of the sample, and those whose texts are read
+PLAN_SAMPLE, SAMPLED_TEXTS = 2_000, 256
 
 #: texts that are encoded to measure the speed: here, where each costs CPU, and by an endpoint
 TIMED_HERE, TIMED_REMOTE = 12, 32
@@ -81,27 +81,18 @@ def read_store(store: Store, *, batch: int, text_field: str | None, dim: int) ->
     texts: list[str] = []
     if text_field is not None and ids:
         texts = [text for text in store.texts(ids[:SAMPLED_TEXTS]) if text and text.strip()]
+    begun = time.perf_counter()
+    read = len(store.scroll(None, batch).ids)
     return StoreReading(
         facts=facts,
         capabilities=store.capabilities,
         sample=np.ascontiguousarray(vectors[directed]),
         sample_ids=[ids[i] for i in np.flatnonzero(directed)],
         undirected=[ids[i] for i in np.flatnonzero(~directed)],
-        read_per_second=_time_pages(store, batch),
+        read_per_second=read / max(time.perf_counter() - begun, 1e-9) if read else None,
         texts=texts,
         asked=min(len(ids), SAMPLED_TEXTS),
     )
-
-
-def _time_pages(store: Store, batch: int) -> float | None:
-    """Return the rows a second of TIMED_PAGES pages; None without a row."""
-    cursor, rows, begun = None, 0, time.perf_counter()
-    for _ in range(TIMED_PAGES):
-        page = store.scroll(cursor, batch)
-        rows, cursor = rows + len(page.ids), page.cursor
-        if cursor is None:
-            break
-    return rows / max(time.perf_counter() - begun, 1e-9) if rows else None
 
 
 def check_reading(reading: StoreReading, *, store: str, encoder: str, dim: int) -> None:

@@ -304,16 +304,11 @@ class Run:
     def _index(self) -> None:
         self._drain()
         self._report("index")
-        begun = time.monotonic()
         self._move.migration.build_index()
-        index_s = time.monotonic() - begun
         self._drain()
         self._report("filled")
-        found = {**self._held.row.found, "index_s": round(index_s, 3)}
         self._position = {**self._position, "phase": "filled"}
-        self._held.save(
-            position=self._position, found=found, state=MigrationState.filled, error=None
-        )
+        self._held.save(position=self._position, state=MigrationState.filled, error=None)
 
     def _drain(self) -> None:
         applied = 0

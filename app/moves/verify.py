@@ -254,7 +254,7 @@ def check_index(move: MigrationContext, least: float, report: Any) -> Check:
     before = found["before"]
     if after > 0 and before is not None and after >= before - EQUAL_RECALL:
         return Check("index", True, f"{detail}, and the old index {before:.3f}.", found)
-    detail += f", below {least:.3f}. Raise its settings for searches, or build it anew."
+    detail += f", below {least:.3f}. {move.store.search_advice()}"
     return Check("index", False, detail, found)
 
 
@@ -267,6 +267,7 @@ def measure_recall(
     """
     if not move.store.capabilities.exact_search:
         raise StoreUnsupported("The store has no exact searches to compare with.")
+    move.store.close()  # new connections have the present settings of the database
     metric = move.store.facts().metric
     recalls: list[float] = []
     # Rows that even the exact search hides are missing from both results, and count as missed.

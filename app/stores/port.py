@@ -298,6 +298,10 @@ class Store(ABC):
         dim  dimensions of the new vectors
         """
 
+    def search_advice(self) -> str:
+        """Return what makes searches of the new vectors find more, as a person types it."""
+        return "Build the index of the new vectors anew with larger settings."
+
     def require_dim(self, dim: int) -> None:  # noqa: B027 (few stores have a limit)
         """Raises StoreUnsupported where new vectors cannot have this dimension."""
 

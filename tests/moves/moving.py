@@ -219,8 +219,8 @@ def same(moving: Moving, vectors: np.ndarray) -> bool:
     return np.allclose(rows, expected(moving, vectors), atol=1e-5)
 
 
-def use_a_poor_index(moving: Moving, table: str) -> None:
-    """Replace the index of a table by one of lists, of which the store searches five."""
+def use_a_poor_index(moving: Moving, table: str, probes: int | None = 5) -> None:
+    """Replace the index of a table by one of lists, of which the store searches some."""
     with moving.connect() as connection:
         query = "SELECT indexname FROM pg_indexes WHERE tablename = %s AND indexdef LIKE '%%hnsw%%'"
         [index] = connection.execute(query, [table]).fetchone()
@@ -230,4 +230,8 @@ def use_a_poor_index(moving: Moving, table: str) -> None:
             f"WITH (lists = {ROWS})"
         )
     store = moving.now.row.store
-    alter(moving.services, store, options={**store.options, "options": {"probes": 5}})
+    alter(
+        moving.services,
+        store,
+        options={**store.options, "options": {"probes": probes} if probes else {}},
+    )

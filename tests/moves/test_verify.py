@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from app.moves.context import open_migration
 from app.moves.verify import check_rows, measure_recall
 from app.stores.port import Search
 from app.stores.registry import open_store
-from tests.helpers import CONTEXT
+from tests.helpers import CONTEXT, alter
 from tests.moves.moving import NEW_DIM, ROWS, Moving, old_vectors, use_a_poor_index
 from tests.stores.cases.lancedb import LancedbCase, open_table
 from tests.stores.moving import rows
@@ -50,6 +51,19 @@ def test_an_index_that_finds_as_little_as_the_old_one_passes(
     assert "and the old index" in result["index"]["detail"]
     monkeypatch.setattr("app.moves.verify.VERIFY_INDEX_S", 1e-9)
     assert found(moving)["index"]["queries_after"] == 10
+
+
+def test_an_index_that_finds_too_little_is_named_with_what_to_type(filled: Moving) -> None:
+    use_a_poor_index(filled, f"anchorage_{filled.id[:8]}_new", probes=None)
+    alter(filled.services, filled.now.row, plan={**filled.row.plan, "min_recall": 0.99})
+    detail = found(filled)["index"]["detail"]
+    assert "(ivfflat) is searched with ivfflat.probes = 10." in detail
+    [typed] = re.findall(r"SELECT .*; ALTER DATABASE .* SET ivfflat.probes = 20;", detail)
+    try:
+        filled.execute(typed)
+        assert found(filled)["passed"]
+    finally:
+        filled.execute(typed.replace("SET", "RESET").replace(" = 20", "").partition("; ")[2])
 
 
 def test_new_vectors_that_are_no_translations_are_found(filled: Moving) -> None:

@@ -57,7 +57,9 @@ SETTINGS: LiteralString = (
 
 _SERVER = (
     "SELECT n.nspname, e.extversion, "
-    "(SELECT setting::int FROM pg_settings WHERE name = 'deadlock_timeout') "
+    "(SELECT setting::int FROM pg_settings WHERE name = 'deadlock_timeout'), "
+    "coalesce(current_setting('hnsw.ef_search', true), '')::text, "
+    "coalesce(current_setting('ivfflat.probes', true), '')::text "
     "FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
 )
 
@@ -82,10 +84,12 @@ class StoreConnection(psycopg.Connection[Any]):
     extension    schema of pgvector
     version      version of pgvector, as (0, 8)
     deadlock_ms  how long a session waits for a lock before the server looks for a deadlock
+    search_settings  `ef_search` and `probes` as the database or the role has them; "" where not
     """
 
     extension: str
     deadlock_ms: int
+    search_settings: dict[str, str]
     version: tuple[int, ...]
     long: bool = False
 
@@ -204,7 +208,8 @@ class PgConnections:
                     "EXTENSION vector.",
                     field="address",
                 )
-            connection.extension, version, connection.deadlock_ms = row
+            connection.extension, version, connection.deadlock_ms, *settings = row
+            connection.search_settings = dict(zip(("ef_search", "probes"), settings, strict=True))
             connection.version = tuple(int(part) for part in version.split(".")[:2])
             register_vector(connection)
         except BaseException:

@@ -15,7 +15,8 @@ _METRICS: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean
 #: columns before expressions; a partial index serves a store of the same rows
 _FOUND = """
 SELECT split_part(o.opcname, '_', 2), format_type(x.atttypid, x.atttypmod),
-  CASE WHEN i.indkey[0] = 0 THEN pg_get_indexdef(i.indexrelid, 1, true) END
+  CASE WHEN i.indkey[0] = 0 THEN pg_get_indexdef(i.indexrelid, 1, true) END,
+  c.relname, m.amname
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am m ON m.oid = c.relam
 JOIN pg_opclass o ON o.oid = i.indclass[0]
 JOIN pg_attribute x ON x.attrelid = i.indexrelid AND x.attnum = 1
@@ -41,11 +42,14 @@ class SearchIndex:
 
     expression  what it indexes; None: the column itself
     type_text   of what it holds, as `halfvec(3072)`
+    method      `hnsw` or `ivfflat`
     """
 
     metric: Metric
     type_text: str
     expression: str | None = None
+    name: str = ""
+    method: str = ""
 
     @property
     def rows_a_result(self) -> int:
@@ -70,8 +74,8 @@ class SearchIndex:
 def search_index(table: PgTable) -> SearchIndex | None:
     """Return the index that searches of a table use; None without one."""
     found = table.connection.execute(_FOUND, [table.vectors.name, table.oid]).fetchall()
-    for operators, type_text, expression in found:
+    for operators, type_text, expression, name, method in found:
         metric = _METRICS.get(operators, "cosine")
         if expression is None or EXPRESSION.fullmatch(expression):
-            return SearchIndex(metric, type_text, expression)
+            return SearchIndex(metric, type_text, expression, name, method)
     return None

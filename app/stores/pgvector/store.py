@@ -270,8 +270,11 @@ class PgvectorStore(Store):
         self, connection: StoreConnection, wanted: Search, index: SearchIndex | None
     ) -> dict[str, str]:
         """Return pgvector's settings of a search that uses an index."""
-        options = self.location.options
-        ef, probes = str(options.get("ef_search", LEAST_EF)), str(options.get("probes", 10))
+        options, set_there = self.location.options, connection.search_settings
+        ef, probes = (
+            str(options.get(name) or max(least, int(set_there[name] or 0)))
+            for name, least in (("ef_search", LEAST_EF), ("probes", 10))
+        )
         if not (ef.isdecimal() and 1 <= int(ef) <= MAX_EF) or not (
             probes.isdecimal() and 1 <= int(probes) <= 32768
         ):
@@ -290,6 +293,22 @@ class PgvectorStore(Store):
             settings["hnsw.iterative_scan"] = "relaxed_order"
             settings["ivfflat.iterative_scan"] = "relaxed_order"
         return settings
+
+    def search_advice(self) -> str:
+        with self._open("to read the index") as layout:
+            connection = layout.connection
+            index = search_index(layout.table("new"))
+            assert index is not None  # else a search compares all rows
+            setting = "hnsw.ef_search" if index.method == "hnsw" else "ivfflat.probes"
+            wanted = Search(np.zeros((0, 0), np.float32), 10)
+            now = int(self._index_settings(connection, wanted, index)[setting])
+            database = sql.Identifier(connection.info.dbname).as_string(connection)
+            return (
+                f"The index {index.name} ({index.method}) is searched with {setting} = {now}. "
+                "Raise it for the service and for your clients, as the owner of the database: "
+                f"SELECT '[1]'::vector; ALTER DATABASE {database} SET {setting} = {2 * now}; "
+                "New connections have it. Then call `verify` again."
+            )
 
     def _hits(self, layout: PgLayout, wanted: Search, metric: Metric, rows: list[Any]) -> Hits:
         ids = [row[0] for row in rows]

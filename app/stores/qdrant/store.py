@@ -266,6 +266,13 @@ class QdrantStore(PairedStore):
     def migration(self, tag: str, dim: int) -> SecondCollection:
         return SecondCollection(self, tag, dim)
 
+    def search_advice(self) -> str:
+        return (
+            "Give it more `ef_construct`, and call `verify` again once Qdrant has built the graph: "
+            f"PATCH /collections/{self.find_sides().new.name} "
+            '{"hnsw_config": {"ef_construct": 256, "m": 32}}'
+        )
+
     def search_place(self, place: Any, wanted: Search) -> list[Hits]:
         request = {"using": place.vector, "filter": read_filter(wanted.filter), "limit": wanted.k}
         if self.connection.remote and wanted.exact:  # local mode is always exact
