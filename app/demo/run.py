@@ -37,7 +37,7 @@ OPTIONS = {
     "keep": ("old model, old index", "the old model"),
     "fuse": ("old and translated scores", "the old model"),
     "cascade": ("translated scores", "the index"),
-    "native-cascade": ("the new model reads 20 texts", "the texts"),
+    "native-cascade": ("the new model reads 100 texts", "the texts"),
     "re-embed": ("new model, new index", "all texts"),
 }
 
