@@ -59,10 +59,10 @@ ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.item
 #: rooms that are above their budgets, with the most lines that they may have until they are smaller
 OVER = {
     "app": 1_704,
-    "app/encoders": 3_411,
+    "app/encoders": 3_295,
     "app/moves": 3_641,
     "app/openai": 726,
-    "app/stores": 7_917,
+    "app/stores": 7_895,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62

@@ -17,18 +17,19 @@ import os
 import random
 import re
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 
 import httpcore2
 import orjson
+from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+from yarl import URL
 
 from app.encoders.models.options import RemoteOptions
-from app.encoders.models.remote.connection import Connection, connect
 from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput
 
 log = logging.getLogger("anchorage.encoders")
@@ -101,7 +102,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-Idle = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Connection]]
+Sessions = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ClientSession]
 
 
 class Endpoint:
@@ -122,26 +123,21 @@ class Endpoint:
             )
         # Checks certificates against the system's authorities, or those of SSL_CERT_FILE.
         is_https = options.url.startswith("https:")
-        self._tls = httpcore2.default_ssl_context() if is_https else None
-        head = {
-            "Host": options.url.split("/")[2],
+        self._tls = httpcore2.default_ssl_context() if is_https else False
+        self._headers = {
             "Accept": "application/json",
             "Accept-Encoding": "identity",
             "Content-Type": "application/json",
             "User-Agent": "anchorage",
             **({"Authorization": f"Bearer {self._key}"} if self._key else {}),
         }
-        self._url = f"{options.url}/embeddings"
-        path = self._url.split("/", 3)[3]
-        lines = [f"POST /{path} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
-        self._head = "\r\n".join([*lines, "Content-Length: "]).encode()
-        #: the connections that wait, by their loops; the callers limit the requests at once
-        self._idle: Idle = weakref.WeakKeyDictionary()
-        weakref.finalize(self, _close, self._idle).atexit = False
+        self._url = URL(f"{options.url}/embeddings", encoded=True)
+        self._sessions: Sessions = weakref.WeakKeyDictionary()
+        weakref.finalize(self, _close, self._sessions).atexit = False
 
     def close(self) -> None:
-        """Close the connections that wait."""
-        _close(self._idle)
+        """Close the connections."""
+        _close(self._sessions)
 
     def send(self, texts: Sequence[str], dim: int) -> Future[bytes]:
         """As `post`, from any thread. Cancelling the future ends the request."""
@@ -183,17 +179,36 @@ class Endpoint:
             log.warning("endpoint request failed: POST %s: %s", self._url, response.failure)
         raise response.to_error()
 
+    def _session(self) -> ClientSession:
+        """Return this loop's connections. They use no proxy of the environment, and no cookies."""
+        loop = asyncio.get_running_loop()
+        if (session := self._sessions.get(loop)) is None:
+            session = self._sessions[loop] = ClientSession(
+                # The callers limit the requests at once.
+                connector=TCPConnector(limit=0, keepalive_timeout=ENDPOINT_KEEP_ALIVE_S),
+                cookie_jar=DummyCookieJar(),
+                timeout=ClientTimeout(connect=ENDPOINT_CONNECT_S),
+                headers=self._headers,
+                auto_decompress=False,
+            )
+        return session
+
     async def _request(self, content: bytes, most: int) -> EndpointResponse:
-        request = b"%b%d\r\n\r\n%b" % (self._head, len(content), content)
         try:
-            idle = self._idle.setdefault(asyncio.get_running_loop(), [])
-            connection = _take(idle)
-            if connection is None:
-                async with asyncio.timeout(ENDPOINT_CONNECT_S):
-                    connection = await connect(self._url, self._tls)
-            response = EndpointResponse(*await connection.send(request, most))
-            if connection.is_idle:
-                idle.append(connection)
+            async with self._session().post(
+                self._url, data=BytesIO(content), ssl=self._tls, allow_redirects=False
+            ) as answer:
+                body = bytearray()
+                async for part in answer.content.iter_any():
+                    body += part
+                    if len(body) > most:
+                        raise EncoderFailed(
+                            f"The endpoint's answer has more than {most} bytes, which is the limit "
+                            "for these inputs. Check what it serves."
+                        )
+            asked = answer.headers.get("Retry-After", "")
+            wait_s = float(asked) if re.fullmatch(r"[0-9]{1,6}", asked) else None
+            response = EndpointResponse(answer.status, bytes(body), wait_s)
         except EncoderFailed:
             raise
         except Exception as error:  # of the network, of HTTP, or UnicodeError for a host
@@ -220,20 +235,8 @@ class Endpoint:
         return "".join(character if character.isprintable() else " " for character in start)
 
 
-def _take(idle: list[Connection]) -> Connection | None:
-    """Return the connection that was used last. Those that waited too long are closed."""
-    since = time.monotonic() - ENDPOINT_KEEP_ALIVE_S
-    while idle and idle[0].idle_since < since:
-        idle.pop(0).close()
-    while idle:
-        if (connection := idle.pop()).is_idle:
-            return connection
-    return None
-
-
-def _close(idle: Idle) -> None:
-    """Close these connections in their loops."""
-    for loop, connections in list(idle.items()):
-        for connection in connections:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(connection.close)
+def _close(sessions: Sessions) -> None:
+    """Close the connections in their loops."""
+    for loop, session in list(sessions.items()):
+        if not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(session.close(), loop)

@@ -30,8 +30,8 @@ from tests.waiting import until
 
 def test_vectors_equal_the_endpoints_over_one_connection(endpoint):
     model = load(endpoint.url)
-    for _ in range(3):
-        assert torch.equal(embed(model, TEXTS), expected_vectors(TEXTS))
+    for texts in (TEXTS, ["long " * 2**18], TEXTS):
+        assert torch.equal(embed(model, texts), expected_vectors(texts))
     assert endpoint.connections == 1
     assert (model.dim, model.endpoint, model.batch) == (DIM, endpoint.url, 32)
 
@@ -46,11 +46,11 @@ def test_an_endpoint_without_base64_answers_numbers(endpoint, kind):
 
 def test_an_unloaded_model_closes_its_connections(endpoint):
     model = load(endpoint.url)
-    [[connection]] = model._endpoint._idle.values()
-    assert connection.is_idle
+    [session] = model._endpoint._sessions.values()
+    assert not session.closed
     del model
     gc.collect()
-    until(lambda: not connection.is_idle)
+    until(lambda: session.closed)
 
 
 def test_prompts_stand_before_the_text_of_their_role(endpoint):
