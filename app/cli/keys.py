@@ -46,7 +46,7 @@ def create(
 
     if not project.strip() or not project.isprintable() or len(project) > 100:
         raise typer.BadParameter("The name of a project must have 1 to 100 printable characters.")
-    with open_database() as services:
+    with open_database(make=True) as services:
         expires_at = None if days is None else now() + timedelta(days=days)
         row, key = create_key(
             services,

@@ -117,9 +117,13 @@ def open_services(settings: Settings) -> Iterator[Services]:
 
 
 @contextmanager
-def open_database() -> Iterator[Services]:
-    """Yields the services, if their database has the schema of this version."""
+def open_database(*, make: bool = False) -> Iterator[Services]:
+    """Yields the services, if their database has the schema of this version; `make` makes one that
+    does not exist yet.
+    """
     with explain_faults(), open_services(read_settings()) as services:
+        if make and not services.db.revisions():
+            services.db.upgrade()
         services.db.require_schema()
         yield services
 

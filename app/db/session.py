@@ -115,13 +115,17 @@ class Database:
     def require_schema(self) -> None:
         """Raises SchemaOutdated unless the schema has the newest revision."""
         newest = set(ScriptDirectory.from_config(alembic_config(self.url)).get_heads())
-        with self.engine.connect() as connection:
-            found = set(MigrationContext.configure(connection).get_current_heads())
+        found = self.revisions()
         if found != newest:
             raise SchemaOutdated(
                 f"the database has revision {', '.join(found) or 'none'}, and this version needs "
                 f"{', '.join(newest)}: run `anchorage db upgrade`"
             )
+
+    def revisions(self) -> set[str]:
+        """Return the revision of the schema, or none if the database has no schema."""
+        with self.engine.connect() as connection:
+            return set(MigrationContext.configure(connection).get_current_heads())
 
     def close(self) -> None:
         if self._watch is not None:

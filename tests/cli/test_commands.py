@@ -54,7 +54,6 @@ WRONG_STORE = '{"main": {"url": "hunter2", "kind": "x"}}'
         ("worker", {"redis_url": "redis://127.0.0.1:1", "devices": "tpu"}, "device"),
         ("worker", {"database_url": "mysql://:hunter2@localhost/x"}, NO_DATABASE),
         ("worker", {"database_url": "postgresql://127.0.0.1:1/x"}, "Start it, or correct"),
-        ("keys create --name x", {}, "anchorage db upgrade"),
         ("keys list", {}, "anchorage db upgrade"),
     ],
 )
@@ -97,23 +96,23 @@ def test_the_first_key_is_made_when_none_works_and_shown_once(migrated: Terminal
     assert re.search(KEY, migrated.ok(*first))
 
 
-def test_the_story_of_a_key(migrated: Terminal) -> None:
+def test_the_story_of_a_key_which_is_made_before_the_first_start(terminal: Terminal) -> None:
     rights = ("--name", "app", "--project", "search", "--scope", "write", "--days", "30")
-    made = migrated.run("keys", "create", *rights)
+    made = terminal.run("keys", "create", *rights)
     assert made.exit_code == 0, made.output
     assert re.fullmatch(KEY, made.stdout.strip()), "scripts keep all of standard output"
     _, id_, secret = made.stdout.strip().split("_", 2)
-    listed = migrated.ok("keys", "list")
+    listed = terminal.ok("keys", "list")
     for text in (id_, "search", "app", "write", "never", "works"):
         assert text in listed
     assert secret not in listed
-    assert id_ not in migrated.ok("keys", "list", "--project", "other")
-    assert "no API key 'x'" in migrated.refusal("keys", "revoke", "x")
+    assert id_ not in terminal.ok("keys", "list", "--project", "other")
+    assert "no API key 'x'" in terminal.refusal("keys", "revoke", "x")
     create = ("keys", "create", "--name", "x")
-    assert "a rate like 600/minute" in migrated.refusal(*create, "--rate", "5/minute\n")
-    assert "1 to 100 printable" in migrated.refusal(*create, "--project", "a\x01b")
-    migrated.ok("keys", "revoke", id_)
-    listed = migrated.ok("keys", "list")
+    assert "a rate like 600/minute" in terminal.refusal(*create, "--rate", "5/minute\n")
+    assert "1 to 100 printable" in terminal.refusal(*create, "--project", "a\x01b")
+    terminal.ok("keys", "revoke", id_)
+    listed = terminal.ok("keys", "list")
     assert "revoked" in listed
     assert "works" not in listed
 

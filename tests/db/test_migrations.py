@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -82,4 +83,51 @@ def test_a_schema_of_another_version_is_refused(database_url):
     for call in (db.require_schema, db.upgrade):
         with pytest.raises(SchemaOutdated, match="9999"):
             call()
+    db.close()
+
+
+#: each revision that landed, with its file's digest: a database that has it is never altered again
+LANDED = {
+    "0001_schema.py": "68187416748767de",
+    "0002_columns_of_anchor_sets_go.py": "84d0259a429da984",
+}
+
+
+def test_a_revision_that_landed_is_never_edited():
+    folder = ROOT / "migrations" / "versions"
+    found = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest()[:16] for file in LANDED}
+    assert found == LANDED, "a change of the tables needs a revision of its own"
+
+
+SET = "INSERT INTO anchor_sets ({}) VALUES ({})"
+VALUES = {"id": "'1'", "project": "'p'", "name": "'a'", "size": "2", "created_at": "'2026-11-28'"}
+
+
+@pytest.mark.parametrize("landed", ["with roles", "without"])
+def test_the_databases_that_landed_as_revision_0001_are_upgraded(database_url, landed):
+    command.upgrade(alembic_config(database_url), "0001")
+
+    def fill(connection: Connection) -> None:
+        values = dict(VALUES)
+        if landed == "with roles":
+            connection.execute(text("ALTER TABLE anchor_sets ADD COLUMN roles JSON"))
+            connection.execute(text("ALTER TABLE anchor_sets ADD COLUMN pairs VARCHAR(64)"))
+            values |= {"roles": '\'["document", "query"]\'', "pairs": "'blob'"}
+        connection.execute(text(SET.format(", ".join(values), ", ".join(values.values()))))
+
+    look(database_url, fill)
+    Database(database_url).upgrade()
+    assert look(database_url, difference) == []
+    names = text("SELECT name, size FROM anchor_sets")
+    assert look(database_url, lambda connection: connection.execute(names).all()) == [("a", 2)]
+
+
+def test_an_older_database_of_revision_0001_is_refused_and_says_what_to_do(database_url):
+    command.upgrade(alembic_config(database_url), "0001")
+    older = ["DROP TABLE aliases", "CREATE TABLE aliases (id VARCHAR(32), model VARCHAR(400))"]
+    look(database_url, lambda connection: [connection.execute(text(each)) for each in older])
+    db = Database(database_url)
+    with pytest.raises(SchemaOutdated, match="begin with an empty database"):
+        db.upgrade()
+    assert db.revisions() == {"0001"}
     db.close()
