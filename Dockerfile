@@ -20,7 +20,7 @@ WORKDIR /build
 
 # Lists the dependencies in separate files, so that other changes in pyproject.toml do not install them again.
 FROM build AS requirements
-ARG EXTRAS="text vision onnx pgvector"
+ARG EXTRAS="text vision onnx pgvector qdrant milvus chroma"
 COPY pyproject.toml .
 RUN python3 -c "import sys, tomllib; \
     whole = tomllib.load(open('pyproject.toml', 'rb')); \

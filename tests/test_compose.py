@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dotenv import dotenv_values
 
 from app.settings import Settings
 
@@ -44,15 +45,49 @@ def test_no_password_has_a_default_and_without_one_compose_says_what_to_run():
         assert re.fullmatch(r"POSTGRES_PASSWORD=[0-9a-f]{48}\n", made.stdout)
 
 
-def test_every_setting_that_is_handed_on_exists():
-    handed = {
-        name for service in COMPOSE["services"].values() for name in service.get("environment", {})
+#: what the image, the published port and the volumes need
+FIXED = {"host", "port", "data_dir", "worker_metrics_port"}
+
+
+@pytest.mark.parametrize("name", ["migrate", "api", "worker"])
+def test_every_setting_in_env_reaches_the_containers_of_anchorage(name):
+    service = COMPOSE["services"][name]
+    assert service["env_file"] == ".env"  # of which `environment` takes precedence
+    # Both can be set: a default of the file stands only for what .env leaves out.
+    given = {
+        key.removeprefix("ANCHORAGE_").lower(): f"{value}".startswith(f"${{{key}:-")
+        for key, value in service["environment"].items()
+        if key.startswith("ANCHORAGE_")
     }
-    ours = {
-        name.removeprefix("ANCHORAGE_").lower() for name in handed if name.startswith("ANCHORAGE_")
-    }
-    assert ours
-    assert ours <= Settings.model_fields.keys()
+    assert given.keys() <= Settings.model_fields.keys()
+    assert {key for key, can_be_set in given.items() if not can_be_set} <= FIXED
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+    assert all(f"`ANCHORAGE_{key.upper()}`" in page for key in FIXED)
+
+
+def test_the_image_has_the_packages_of_the_stores_that_a_service_shares():
+    [extras] = re.findall(r'^ARG EXTRAS="(.*)"$', (ROOT / "Dockerfile").read_text(), re.M)
+    assert {"pgvector", "qdrant", "milvus", "chroma"} <= set(extras.split())
+
+
+def test_the_address_on_the_page_is_read_from_env(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+    [command] = re.findall(r"^echo .*ANCHORAGE_STORES.* >> \.env$", page, re.M)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    [(name, value)] = dotenv_values(tmp_path / ".env").items()
+    monkeypatch.setenv(name, value)
+    assert Settings().stores["main"].url in page.partition(command)[2]
+
+
+def test_the_cache_keeps_its_entries_through_down_and_up(redis_server):
+    service = COMPOSE["services"]["redis"]
+    assert service["volumes"] == ["redis:/data"]
+    redis_server._command[1:1] = service["command"][1:]
+    for expected in (None, b"matrix"):
+        redis_server.end()
+        redis_server.start()
+        assert redis_server.client.get("entry") == expected
+        redis_server.client.set("entry", "matrix")
 
 
 def test_the_page_names_the_extras_that_the_image_has():
