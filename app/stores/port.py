@@ -10,10 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from app.errors import InvalidFilter, StoreUnsupported
 from app.stores.text_templates import TextTemplate, parse_template
@@ -65,20 +66,17 @@ class StoreLocation:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a store can do.
+    """What this kind of store can do."""
 
-    captures_writes  writes of other clients during a migration reach the other side
-    atomic_cutover   no search sees a state between the old and the new vectors
-    keeps_lengths    vectors come back with the length that they were written with
-    filters          searches take a filter
-    exact_search     searches can be exact
-    """
-
-    captures_writes: bool = False
-    atomic_cutover: bool = False
-    keeps_lengths: bool = True
-    filters: bool = False
-    exact_search: bool = True
+    captures_writes: Annotated[
+        bool, Field(description="Writes during a migration reach the other side.")
+    ] = False
+    atomic_cutover: Annotated[
+        bool, Field(description="No search sees both old and new vectors.")
+    ] = False
+    keeps_lengths: Annotated[bool, Field(description="Vectors keep their lengths.")] = True
+    filters: Annotated[bool, Field(description="Searches take a filter.")] = False
+    exact_search: Annotated[bool, Field(description="Searches can be exact.")] = True
 
 
 #: code of the note about a trigger that names vectors of the old size
@@ -87,10 +85,10 @@ OLD_SIZE = "old-size-trigger"
 
 @dataclass(frozen=True)
 class StoreNote:
-    """Something that a person must know before a migration, with a stable code."""
+    """Something to know before a migration."""
 
-    code: str
-    detail: str
+    code: Annotated[str, Field(description="Stable code of the note.")]
+    detail: Annotated[str, Field(description="What it means.")]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from app.http.fields import Body, Name, RowModel
 from app.maths.anchors.space_match import SpaceVerdict
+from app.stores.port import Capabilities, StoreNote
 from app.types import is_unicode
 
 #: longest JSON of a store's options
@@ -119,27 +120,6 @@ class StoreEntryOut(RowModel):
     created_at: datetime = Field(description="When it was registered.")
 
 
-class StoreNoteOut(BaseModel):
-    """Something to know before a migration."""
-
-    code: str = Field(description="Stable code of the note.")
-    detail: str = Field(description="What it means.")
-
-
-class CapabilitiesOut(BaseModel):
-    """What this kind of store can do."""
-
-    captures_writes: bool = Field(
-        description="Whether writes during a migration reach the other side."
-    )
-    atomic_cutover: bool = Field(
-        description="Whether no search sees a state between the old and the new vectors."
-    )
-    keeps_lengths: bool = Field(description="Whether vectors keep their lengths.")
-    filters: bool = Field(description="Whether searches take a filter.")
-    exact_search: bool = Field(description="Whether searches can be exact.")
-
-
 class SpaceLikenessOut(BaseModel):
     """How much the store's vectors look like those of one encoder."""
 
@@ -188,8 +168,8 @@ class StoreOut(StoreEntryOut):
     vector_bytes: int | None = Field(
         description="Approximate size of the vectors and their index. Null: unknown."
     )
-    capabilities: CapabilitiesOut = Field(description="What this kind of store can do.")
-    notes: list[StoreNoteOut] = Field(description="What to know before a migration.")
+    capabilities: Capabilities = Field(description="What this kind of store can do.")
+    notes: list[StoreNote] = Field(description="What to know before a migration.")
     space: SpaceOut = Field(description="Which encoder's vectors the store seems to hold.")
 
 
