@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# What `anchorage demo` needs, and no tool of the tests.
+DEMO := $(VENV)/.demo
 
 # Tests create tables by these, which ask for older releases of pgvector and SQLAlchemy than they need.
 FRAMEWORKS := langchain-postgres==0.0.19 llama-index-vector-stores-postgres==0.9.0 asyncpg==0.32.0 psycopg2-binary==2.9.13
@@ -16,17 +18,18 @@ help: ## list the targets
 
 install: $(INSTALLED) ## install the service, its encoders and the development tools into .venv
 
-$(INSTALLED): pyproject.toml constraints.txt clients/python/pyproject.toml
+$(INSTALLED): EXTRAS := dev,text,vision,onnx
+$(DEMO): EXTRAS := demo
+$(INSTALLED) $(DEMO): pyproject.toml constraints.txt clients/python/pyproject.toml scripts/install.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Anchorage needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV): a minute or two the first time."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,text,vision,onnx]" \
-		-e clients/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS)
-	@touch $@
+	$(BIN)/python scripts/install.py $(EXTRAS)
+	$(if $(filter $@,$(INSTALLED)),$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS))
+	@touch $@ $(DEMO)
 
-demo: $(INSTALLED) ## search an index of a retired model with a new one, and judge it (half a minute)
+demo: $(DEMO) ## search an index of a retired model with a new one, and judge it (half a minute)
 	$(BIN)/anchorage demo
 
 # The tests start dozens of processes. Each would compile every module again if the environment
