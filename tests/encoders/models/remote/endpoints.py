@@ -99,7 +99,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.seen.append((self.path, dict(self.headers), body))
 
     def reply(self, status: int, answer: Any, headers: dict[str, str] | None = None) -> None:
-        content = json.dumps(answer).encode()
+        content = b"" if status == 204 else json.dumps(answer).encode()
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
             self.send_header(name, value)
