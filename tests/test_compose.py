@@ -65,11 +65,6 @@ def test_every_setting_in_env_reaches_the_containers_of_anchorage(name):
     assert all(f"`ANCHORAGE_{key.upper()}`" in page for key in FIXED)
 
 
-def test_the_image_has_the_packages_of_the_stores_that_a_service_shares():
-    [extras] = re.findall(r'^ARG EXTRAS="(.*)"$', (ROOT / "Dockerfile").read_text(), re.M)
-    assert {"pgvector", "qdrant", "milvus", "chroma"} <= set(extras.split())
-
-
 def test_the_address_on_the_page_is_read_from_env(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
     [command] = re.findall(r"^echo .*ANCHORAGE_STORES.* >> \.env$", page, re.M)
@@ -90,6 +85,7 @@ def test_the_cache_keeps_its_entries_through_down_and_up(redis_server):
         redis_server.client.set("entry", "matrix")
 
 
-def test_the_page_names_the_extras_that_the_image_has():
+def test_the_image_has_the_live_stores_packages_and_the_page_names_its_extras():
     [extras] = re.findall(r'^ARG EXTRAS="(.*)"$', (ROOT / "Dockerfile").read_text(), re.M)
+    assert {"pgvector", "qdrant", "milvus", "chroma"} <= set(extras.split())
     assert f"`EXTRAS` (`{extras}`" in (ROOT / "docs" / "how-to" / "deploy.md").read_text()

@@ -20,11 +20,9 @@ from tests.encoders.models.remote.endpoints import (
     KEY,
     KEY_ENV,
     TEXTS,
-    VECTOR,
     Behaviour,
     FakeEndpoint,
     Handler,
-    correct_body,
     embed,
     expected_vectors,
     load,
@@ -159,24 +157,6 @@ def test_an_invalid_response_fails(endpoint, answer):
     with pytest.raises(EncoderFailed, match="endpoint"):
         embed(model, ["a", "b"])
     assert 2 <= len(endpoint.seen) <= 4
-
-
-BODY = correct_body(1)
-SIZED = b"%bContent-Length: %d\r\n\r\n%b" % (HEAD, len(BODY), BODY)
-CHUNKED = b"%bTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (HEAD, len(BODY), BODY)
-FORMS = {
-    "until the end of the connection": HEAD + b"\r\n" + BODY,
-    "in chunks": CHUNKED,
-    "announced": b"HTTP/1.1 100 Continue\r\n\r\n" + SIZED,
-    "twice": SIZED + SIZED.replace(b"0.", b"1."),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_each_form_of_an_answer_is_read_and_no_part_of_it_becomes_the_next_one(endpoint, form):
-    model = load_then_break(endpoint, send_bytes(FORMS[form]))
-    for _ in range(3):
-        torch.testing.assert_close(embed(model, ["a"]), torch.tensor([VECTOR]))
 
 
 def silent(handler: Handler) -> bytes:
