@@ -15,7 +15,6 @@ from tests.encoders.conftest import endpoint as endpoint
 from tests.encoders.models.remote.endpoints import DIM, VECTOR, expected_vectors
 from tests.waiting import slack, until
 
-LANES = f"lane_{ENDPOINT_LANES - 1}"
 CLIENTS = 3 * ENDPOINT_LANES
 
 

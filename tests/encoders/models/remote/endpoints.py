@@ -200,11 +200,6 @@ def embed(
     return model.run(model.prepare(texts, role), is_abandoned)
 
 
-def correct_body(count: int) -> bytes:
-    data = [{"index": index, "embedding": VECTOR} for index in range(count)]
-    return json.dumps({"data": data, "model": "m"}).encode()
-
-
 def send_bytes(content: bytes) -> Behaviour:
     def behave(handler: Handler) -> None:
         handler.body()

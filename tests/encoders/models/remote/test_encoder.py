@@ -20,7 +20,6 @@ from tests.encoders.models.remote.endpoints import (
     TEXTS,
     VECTOR,
     allow_url,
-    correct_body,
     embed,
     expected_vectors,
     load,
@@ -124,7 +123,7 @@ ANSWERS = [
     answer("AACAfw==", "AACAfw=="),  # infinity
     answer("ä", "*"),
 ]
-BODIES = [*(json.dumps(each).encode() for each in ANSWERS), b"", correct_body(2)[:-20]]
+BODIES = [*(json.dumps(each).encode() for each in ANSWERS), b"", b'{"data": [{"index": 0,']
 BODIES += [b"[" * 100_000 + b"]" * 100_000, b"NaN", b"1e999"]
 
 
