@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 from torch import Tensor
 
 from tests.maths import clouds
+
+
+def constants(module: object, **values: object) -> object:
+    """Return a fixture that gives a module other constants while a module of tests runs."""
+
+    @pytest.fixture(autouse=True, scope="module")
+    def changed() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in values.items():
+                patch.setattr(module, name, value)
+            yield
+
+    return changed
 
 
 def normal(seed: int, *shape: int) -> Tensor:

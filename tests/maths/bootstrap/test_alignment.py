@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 from torch.nn.functional import normalize
 
@@ -14,16 +11,11 @@ from app.maths.bootstrap.alignment import (
     align_pools,
     compare_maps,
 )
+from tests.maths.bootstrap.clouds import constants
 from tests.maths.bootstrap.topics import orthonormal, two_pools
 
 SETTINGS = AlignmentSettings(attempts=2, size=500)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_draw() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(components, "DRAWS", 1)
-        yield
+one_draw = constants(components, DRAWS=1)
 
 
 def test_pools_that_share_no_item_are_aligned():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import patch
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -14,17 +12,11 @@ from app.maths.bootstrap import anchored
 from app.maths.bootstrap.anchored import KnownAndUnpaired
 from app.maths.translators.translator import Translator, apply
 from research.definitions import measures
-from tests.maths.bootstrap.clouds import normal
+from tests.maths.bootstrap.clouds import constants, normal
 
 D, TOPICS = 24, 60
 
-
-@pytest.fixture(autouse=True, scope="module")
-def few_rounds() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(anchored, "STAGES", ((10, 600), (2, 900)))
-        patch.setattr(anchored, "NEIGHBOURS", 10)
-        yield
+few_rounds = constants(anchored, STAGES=((10, 600), (2, 900)), NEIGHBOURS=10)
 
 
 def items(seed: int, count: int) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,17 +17,11 @@ from app.maths.bootstrap.annealing import (
 )
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import fit_pools
-from tests.maths.bootstrap.clouds import normal, unit
+from tests.maths.bootstrap.clouds import constants, normal, unit
 
 seeds = st.integers(0, 2**31)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_tables() -> Iterator[None]:
-    """Tables of less than a row to a few rows: every function works in blocks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "TABLE_BYTES", 1_000)
-        yield
+# tables of less than a row to a few rows: every function works in blocks
+small_tables = constants(neighbours, TABLE_BYTES=1_000)
 
 
 def pool(seed: int, n: int, d: int, *, decay: float = 0.5) -> Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,18 +18,12 @@ from app.maths.bootstrap.neighbours import (
     mutual_partners,
     no_beat,
 )
-from tests.maths.bootstrap.clouds import normal
+from tests.maths.bootstrap.clouds import constants, normal
 
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**31)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_tables() -> Iterator[None]:
-    """Tables of less than a row to a few rows: every function works in blocks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "TABLE_BYTES", 1_000)
-        yield
+# tables of less than a row to a few rows: every function works in blocks
+small_tables = constants(neighbours, TABLE_BYTES=1_000)
 
 
 def by_formula(x: Tensor, y: Tensor) -> Tensor:
