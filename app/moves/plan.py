@@ -97,8 +97,7 @@ def plan_migration(
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
     require_migratable(reading.facts)
     space = _check_space(services, store, target.name, reading, force=wanted.force_space)
-    if reading.texts:
-        compare_once(services, context, store, target)
+    asks = bool(reading.texts) and not compare_once(services, context, store, target)
     plan: dict[str, Any] = {
         "store": wanted.store,
         "source": store.encoder.name,
@@ -133,7 +132,8 @@ def plan_migration(
             "translate_s": round(seconds_to_translate(built.maps, reading), 3),
             "disk_bytes": disk_bytes(reading, target.dim),
         }
-    plan["notes"] = _notes(store, reading, plan, () if built is None else built.warnings)
+    warnings = () if built is None else built.warnings
+    plan["notes"] = _notes(store, reading, plan, warnings, asks=asks)
     return _add_row(services, context, store, target, built, with_limits(plan, limits, target))
 
 
@@ -310,6 +310,8 @@ def _notes(
     reading: StoreReading,
     plan: Mapping[str, Any],
     warnings: Sequence[AnswerWarning],
+    *,
+    asks: bool,
 ) -> list[dict[str, str]]:
     """Return what a person must know before the migration, with codes."""
     notes: dict[str, str] = {}
@@ -329,6 +331,12 @@ def _notes(
         f"You need not wait for the cutover: {when}, POST /stores/{store.name}/search finds rows "
         f"by queries of {plan['target']} among the old vectors. It writes nothing to the store."
     )
+    if asks:
+        notes["not-compared"] = (
+            f"Nothing tells whether {plan['target']} finds more here than {plan['source']}, so "
+            "searches weigh both with care. POST /compare tells: it embeds 250 texts with each, "
+            "for which an endpoint may charge."
+        )
     if "estimate" in plan and plan["estimate"] is None:
         notes["no-estimate"] = (
             "There are too few anchors to estimate a recall. Add anchors to the set."

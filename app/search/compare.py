@@ -58,9 +58,9 @@ def compare_later(
 
 def compare_once(
     services: Services, context: RequestContext, store: tables.StoreRow, target: tables.EncoderRow
-) -> None:
+) -> bool:
     """Queue a comparison on a store's texts of its encoder and a target, if there never was one and
-    it is free: the service runs both in its own processes. POST /compare asks for any other.
+    it is free: the service runs both in its own processes. Return whether nobody needs to be asked.
     """
     source = store.encoder
 
@@ -70,14 +70,15 @@ def compare_once(
             raise Conflict("Another request has queued this comparison.")
         row.comparisons = {**(row.comparisons or {}), source.id: {"job": job.id}}
 
-    if source.id not in (target.comparisons or {}) and all(
-        each.kind == EncoderKind.sentence_transformers and embeds_texts(each)
-        for each in (source, target)
-    ):
-        request = CompareRequest(encoders=[source.name, target.name], store=store.name)
-        arguments = request.model_dump(exclude={"inputs"})
-        with suppress(AnchorageError):  # a search or a migration goes on without it
-            submit_job(services, context, JobKind.compare, arguments, begin=claim)
+    if source.id in (target.comparisons or {}) or not all(map(embeds_texts, (source, target))):
+        return True
+    if EncoderKind.openai in (source.kind, target.kind):
+        return False
+    request = CompareRequest(encoders=[source.name, target.name], store=store.name)
+    arguments = request.model_dump(exclude={"inputs"})
+    with suppress(AnchorageError):  # a search or a migration goes on without it
+        submit_job(services, context, JobKind.compare, arguments, begin=claim)
+    return True
 
 
 def run_compare(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:

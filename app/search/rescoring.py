@@ -54,10 +54,7 @@ async def rescore(
 
 
 def _describe(
-    request: RescoreRequest,
-    scoring: Scoring,
-    scored: Scored,
-    truncated: Sequence[int],
+    request: RescoreRequest, scoring: Scoring, scored: Scored, truncated: Sequence[int]
 ) -> dict[str, Any]:
     served = scoring.served
     return {

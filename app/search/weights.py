@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.anchors import made_pairs, spaces
 from app.context import Services
@@ -19,8 +18,7 @@ EncoderPair = tuple[tables.EncoderRow, tables.EncoderRow]
 CACHED_WEIGHT_BYTES = 256
 
 
-@dataclass(frozen=True)
-class Weighting:
+class Weighting(NamedTuple):
     """The weights of translated scores alone and of native ones, beside old scores."""
 
     translated: float

@@ -8,7 +8,13 @@ from pydoc_data.topics import topics
 
 import pytest
 
+from app.context import Services
+from app.db import tables
+from app.jobs import queries as jobs
 from app.maths.relevance.fuse_weight import native_weight
+from app.search.compare import compare_once
+from app.types import EncoderKind
+from tests.helpers import CONTEXT, create_encoder
 from tests.search.test_native_search import Shop, make_shop
 from tests.waiting import until
 
@@ -134,3 +140,13 @@ def test_the_first_search_queues_a_comparison_once(tmp_path: Path) -> None:
     kinds = [each["kind"] for each in shop.client.get("/jobs").json()["jobs"]]
     assert kinds == ["compare"]
     shop.client.__exit__(None, None, None)
+
+
+def test_a_comparison_by_an_endpoint_is_asked_for_and_not_queued(on_sqlite: Services) -> None:
+    new, old = (create_encoder(on_sqlite, name, 2) for name in ("new", "old"))
+    for kind, is_settled in ((EncoderKind.external, True), (EncoderKind.openai, False)):
+        old.kind = new.kind = kind
+        store = tables.StoreRow(name="docs", encoder=old)
+        assert compare_once(on_sqlite, CONTEXT, store, new) is is_settled
+    with on_sqlite.db.transaction() as session:
+        assert jobs.unfinished(session) == []
