@@ -39,8 +39,9 @@ log = logging.getLogger("anchorage.native")
 #: at a time in this process, so that queries wait for one at most
 LATE_S, LATE = 10.0, Lock()
 
-#: texts that a model of this process embeds at once: a deadline loses at most one such piece
-PIECE_TEXTS = 8
+#: most texts that a model of this process embeds at once, before the deadline, which loses at most
+#: one such piece, and after it, so that queries wait for few
+PIECE_TEXTS, LATE_TEXTS = 8, 2
 
 #: what the other candidates of a search have
 OTHERS = "The other candidates keep the places that their known scores predict."
@@ -222,11 +223,13 @@ class _Work:
     def run(self) -> AnswerWarning | None:
         """Return why texts were left out. Raises what `encode` does, unless it is about a text."""
         is_local = self.encoder.kind == EncoderKind.sentence_transformers
-        left = self._find(list(self.texts))
+        left, size = self._find(list(self.texts)), 1
         while left:
             self._stop_if_late()
-            piece, left = (left[:PIECE_TEXTS], left[PIECE_TEXTS:]) if is_local else (left, [])
-            with LATE if time.monotonic() > self.ends else nullcontext():
+            is_late = time.monotonic() > self.ends
+            size = LATE_TEXTS if is_late else min(2 * size, PIECE_TEXTS)
+            piece, left = (left[:size], left[size:]) if is_local else (left, [])
+            with LATE if is_late else nullcontext():
                 allowed = self._find_or_embed(piece)
             if not allowed:
                 budget = self.services.native_budget

@@ -14,9 +14,6 @@ from app.translate.maps import ServedMap
 #: of the stored vectors and of the queries
 EncoderPair = tuple[tables.EncoderRow, tables.EncoderRow]
 
-#: cache size of a weight
-CACHED_WEIGHT_BYTES = 256
-
 
 class Weighting(NamedTuple):
     """The weights of translated scores alone and of native ones, beside old scores."""
@@ -68,7 +65,7 @@ def default_weight_of(
             return held_out_cosine(x, y)
 
     cosine = services.cache.get_or_make(
-        ("held-out-cosine", source.blob, target.blob), measure, lambda _: CACHED_WEIGHT_BYTES
+        ("held-out-cosine", source.blob, target.blob), measure, lambda _: 256
     )
     return default_weight(cosine, difference_of(source.encoder, target.encoder))
 
