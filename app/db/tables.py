@@ -223,7 +223,7 @@ class HeadRow(Owned, Base):
     kind: Mapped[str] = mapped_column(String(40))
     dim: Mapped[int]
     #: class names; empty for a head that returns numbers
-    classes: Mapped[list[str]] = mapped_column(JSON)
+    classes: Mapped[list[str | int]] = mapped_column(JSON)
     #: how many numbers it returns
     outputs: Mapped[int]
     #: the architecture of hidden layers, the preprocessing of the vectors, and the meaning of its

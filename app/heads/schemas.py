@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from torch import Tensor
 
 from app.heads.linear import read_tensors
@@ -20,6 +20,9 @@ from app.translate.fields import (
 )
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
+
+#: a class is a name or a whole number, and is answered as it was sent
+Class = Annotated[str, Field(max_length=200)] | StrictInt
 
 
 class NumbersOutput(Body):
@@ -72,15 +75,10 @@ class NewHead(Body):
         None,
         description="Anchor set whose relative vectors the head reads. Send this or `encoder`.",
     )
-    classes: (
-        Annotated[
-            list[Annotated[str, Field(max_length=200)]], Field(min_length=2, max_length=10_000)
-        ]
-        | None
-    ) = Field(
+    classes: Annotated[list[Class], Field(min_length=2, max_length=10_000)] | None = Field(
         None,
-        description="Names of the classes in the order of the outputs: "
-        "2 to 10,000 names of at most 200 characters.",
+        description="The classes in the order of the outputs: 2 to 10,000 names of at most 200 "
+        "characters, or whole numbers.",
     )
     output: NumbersOutput | None = Field(
         None, description="What the numbers are, unless the head is a classifier."
@@ -129,7 +127,7 @@ class Head(BaseModel):
     anchor_set: str | None = Field(description="Anchor set whose relative vectors it reads.")
     dim: int = Field(description="Dimension of the vectors that it reads.")
     outputs: int = Field(description="Number of outputs.")
-    classes: list[str] = Field(description="Names of the classes. Empty unless a classifier.")
+    classes: list[Class] = Field(description="The classes. Empty unless a classifier.")
     output: dict[str, Any] | None = Field(
         description="What the numbers are. Null for a classifier."
     )
@@ -179,11 +177,11 @@ class StitchAnswer(BaseModel):
     A classifier answers `labels`, `scores` and `classes`; any other head `outputs`.
     """
 
-    labels: list[str] | None = Field(None, description="Predicted class of each row.")
+    labels: list[Class] | None = Field(None, description="Predicted class of each row.")
     scores: Vectors = Field(
         None, description="Probability of each class, n x c, in the order of `classes`."
     )
-    classes: list[str] | None = Field(None, description="Names of the classes.")
+    classes: list[Class] | None = Field(None, description="The classes.")
     outputs: Vectors = Field(None, description="Numbers of each row, n x m.")
     method: str | None = Field(description="Method of the translator. Null without translation.")
     translator: str | None = Field(description="Id of the translator. Null without translation.")

@@ -180,7 +180,7 @@ class Prediction:
     """
 
     values: Tensor
-    classes: Sequence[str]
+    classes: Sequence[str | int]
     mapped: MappedVectors | None
     truncated: Sequence[int]
     warnings: Sequence[AnswerWarning]

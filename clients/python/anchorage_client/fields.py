@@ -48,7 +48,7 @@ def parts_of(vectors: Floats, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int,
         yield start, vectors[start : start + step]
 
 
-def text_list(texts: Sequence[str] | None, name: str = "inputs") -> list[str] | None:
+def text_list(texts: Sequence[Any] | None, name: str = "inputs") -> list[Any] | None:
     """Return the texts of the field `name` as a list; raise TypeError for a single text, whose
     characters would be the texts.
     """

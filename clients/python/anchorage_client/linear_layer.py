@@ -23,7 +23,7 @@ ADVICE = (
 class LinearLayer:
     """logits = x weight^T + bias, of x scaled to the norm `scale`; None: of x as it is."""
 
-    classes: list[str]
+    classes: list[str | int]
     weight: NDArray[np.float64]
     bias: NDArray[np.float64]
     scale: float | None
@@ -45,7 +45,7 @@ def linear_layer(classifier: Any) -> LinearLayer:
                 f"{name} is not fitted, reads no vectors, or is no classifier: it has no "
                 f"`{member}`. {ADVICE}"
             )
-    dim, classes = int(classifier.n_features_in_), list(classifier.classes_)
+    dim, classes = int(classifier.n_features_in_), np.asarray(classifier.classes_).tolist()
     above, below = (_values(classifier, sign * np.eye(dim)) for sign in (1.0, -1.0))
     weight, bias = (above - below).T / 2, (above + below).mean(axis=0) / 2
     probes = np.random.default_rng(0).normal(size=(PROBES, dim))
@@ -63,7 +63,8 @@ def linear_layer(classifier: Any) -> LinearLayer:
         or list(predicted) != [classes[place] for place in expected.argmax(axis=1)]
     ):
         raise TypeError(f"{name} is not linear: no linear layer predicts as it does. {ADVICE}")
-    return LinearLayer([str(each) for each in classes], weight, bias, None if straight else 1.0)
+    names = [each if type(each) in (str, int) else str(each) for each in classes]
+    return LinearLayer(names, weight, bias, None if straight else 1.0)
 
 
 def _values(classifier: Any, rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -56,9 +56,9 @@ class RelativeVectors:
 class Predictions:
     """What a head predicts: labels and scores (n, classes) of a classifier, or outputs (n, d)."""
 
-    labels: list[str] | None
+    labels: list[str | int] | None
     scores: Float32s | None
-    classes: list[str] | None
+    classes: list[str | int] | None
     outputs: Float32s | None
     method: str | None
     translator: str | None

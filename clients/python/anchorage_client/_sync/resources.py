@@ -137,7 +137,7 @@ class Heads(Resource):
         kind: str | None = None,
         encoder: str | None = None,
         anchor_set: str | None = None,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str | int] | None = None,
         output: Mapping[str, Any] | None = None,
         probabilities: bool | None = None,
         scale: float | None = None,
@@ -185,7 +185,7 @@ class Heads(Resource):
         """Register a fitted classifier of scikit-learn, or a pipeline, as a linear head.
 
         The head predicts as the classifier does. Its weights are computed here, and the service
-        unpickles nothing. Classes that are no texts become texts: 3 is "3" in the head's `classes`.
+        unpickles nothing. Classes are texts or whole numbers; others become texts: .5 is "0.5".
         Raises TypeError for a classifier whose decision is not linear, such as one of neighbours
         or trees; `create` takes networks (`architecture`) and ONNX files (kind="onnx").
 
