@@ -137,9 +137,22 @@ class PgvectorIndex:
 
         filter  further values of columns, as in `equal`
         """
-        from psycopg.rows import tuple_row
+        from psycopg.errors import UndefinedColumn
 
         equal = [*self.equal.items(), *(filter or {}).items()]
+        try:
+            rows = self._rows(vector, limit, equal)
+        except UndefinedColumn as error:
+            raise ValueError(
+                f"{str(error).splitlines()[0]}. {self.table} has the columns "
+                f"{', '.join(self._columns())}: name them in `id`, `vector`, `text` and "
+                "`metadata` of PgvectorIndex; None for `text` or `metadata` that it has not."
+            ) from error
+        return [self._candidate(*row) for row in rows]
+
+    def _rows(self, vector: Float32s, limit: int, equal: list[tuple[str, Any]]) -> list[Any]:
+        from psycopg.rows import tuple_row
+
         numbers = "[" + ",".join(map(repr, vector.tolist())) + "]"
         with self._connected() as connection, connection.transaction():
             cursor = connection.cursor(row_factory=tuple_row)
@@ -151,8 +164,16 @@ class PgvectorIndex:
             )
             query = self._query([column for column, _ in equal])
             cursor.execute(query, (*(value for _, value in equal), numbers, limit))
-            rows = cursor.fetchall()
-        return [self._candidate(*row) for row in rows]
+            return cursor.fetchall()
+
+    def _columns(self) -> list[str]:
+        """Return the names of the table's columns."""
+        from psycopg import sql
+
+        table = sql.Identifier(*self.table.split("."))
+        with self._connected() as connection, connection.transaction():
+            found = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(table))
+            return [column.name for column in found.description or ()]
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:

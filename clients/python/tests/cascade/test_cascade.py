@@ -224,6 +224,8 @@ def test_wrong_settings_are_refused_before_a_search(texts, qdrant, connection):
         QdrantIndex(qdrant, "docs").search(np.zeros(256, np.float32), 3)
     with pytest.raises(ValueError, match="choose cosine, dot, euclidean"):
         PgvectorIndex(connection, "t", distance="l2")
+    with pytest.raises(ValueError, match="has the columns id, "):
+        PgvectorIndex(connection, "cascade_client.documents", text="body").search(np.ones(256), 3)
     index = QdrantIndex(qdrant, "docs", using="text", text_key="none")
     for fixed in ({"limit": 3}, {"native": 3}):
         with pytest.raises(ValueError, match="leave it out"):
