@@ -133,7 +133,7 @@ def plan_migration(
             "disk_bytes": disk_bytes(reading, target.dim),
         }
     warnings = () if built is None else built.warnings
-    plan["notes"] = _notes(store, reading, plan, warnings, asks=asks)
+    plan["notes"] = _notes(store, reading, plan, target, warnings, asks=asks)
     return _add_row(services, context, store, target, built, with_limits(plan, limits, target))
 
 
@@ -216,7 +216,8 @@ def require_texts(text_field: str | None, target: tables.EncoderRow) -> None:
     if text_field is None:
         raise InvalidRequest(
             "`fill: embed` needs the texts of the rows, and the store has no `text_field`. "
-            "Register it with one, or send `fill: translate` with an `anchor_set`.",
+            "Disconnect it and connect it again with one (Chroma: the key of the metadata that has "
+            "the text), or send `fill: translate` with an `anchor_set`.",
             field="fill",
         )
     if target.kind == EncoderKind.external:
@@ -309,6 +310,7 @@ def _notes(
     store: tables.StoreRow,
     reading: StoreReading,
     plan: Mapping[str, Any],
+    target: tables.EncoderRow,
     warnings: Sequence[AnswerWarning],
     *,
     asks: bool,
@@ -336,6 +338,11 @@ def _notes(
             f"Nothing tells whether {plan['target']} finds more here than {plan['source']}, so "
             "searches weigh both with care. POST /compare tells: it embeds 250 texts with each, "
             "for which an endpoint may charge."
+        )
+    if plan["fill"] == "translate" and reading.texts and runs_here(target):
+        notes["embed-instead"] = (
+            f"The rows have texts and the service runs {plan['target']}: `fill: embed` gives each "
+            "row its own vector. Where its plan costs at most 20 and an hour, do that."
         )
     if "estimate" in plan and plan["estimate"] is None:
         notes["no-estimate"] = (

@@ -29,8 +29,14 @@ from app.translate.maps import FitRequest, ServedMap
 from app.translate.service import Translation
 from app.types import EncoderKind, JobKind, JobState
 
+#: embedding every item again leads where it costs and takes at most this
+LOW_PRICE, LOW_SECONDS = 20.0, 3_600.0
+
 #: warnings that speak against any translation by these anchors
 UNRELIABLE = frozenset({"useless-anchors", "foreign-anchors", "few-anchors", "made-pairs"})
+
+
+Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 
 class AdviceFacts(BaseModel):
@@ -48,6 +54,14 @@ class AdviceFacts(BaseModel):
     )
     text_exists: bool | None = Field(
         None, description="Whether the items can be encoded again. Null: unknown."
+    )
+    price: Amount | None = Field(
+        None,
+        description="Price of embedding every item, as `cost` of a migration's plan says. Null: "
+        "nothing where the service runs the model itself, otherwise unknown.",
+    )
+    seconds: Amount | None = Field(
+        None, description="Seconds to embed every item, as the plan says. Null: unknown."
     )
 
 
@@ -84,17 +98,21 @@ def advise(
         runs = True
     compared = comparison_of(source.encoder, target.encoder) if runs is not False else None
     options = [asdict(each) for each in _rank(known, served, judged, compared, runs)]
-    best = options[0]
     row = translator_reports.find_with_report(
         services, context.project, served.id, between=(source.id, target.id)
     )
     weight = (judged["fuse"] or {}).get("weight")
     names = source.encoder.name, target.encoder.name
-    basis, hinge = _basis(judged, compared, known, *names, gone=runs is False)
+    basis, why = _basis(judged, compared, known, *names, gone=runs is False)
+    runs_here = target.encoder.kind not in (EncoderKind.external, EncoderKind.openai)
+    price = 0.0 if known.price is None and runs_here else known.price
+    if known.text_exists and None in (price, known.seconds):
+        why += f" If a plan to embed all costs at most {LOW_PRICE:g} and an hour, do that."
+    elif known.text_exists and (cheap := _put_first_if_cheap(options, price, known.seconds)):
+        basis, why = "cost", cheap
     return {
-        "advice": best["name"],
-        "summary": f"The best possible option is {best['name']} (certainty: {best['certainty']}). "
-        + hinge,
+        "advice": options[0]["name"],
+        "summary": f"{options[0]['name'].capitalize()} leads. {why}",
         "basis": basis,
         "comparison": compared,
         "options": options,
@@ -106,6 +124,26 @@ def advise(
         "method": str(served.method),
         "warnings": [each._asdict() for each in served.warnings],
     }
+
+
+def _put_first_if_cheap(
+    options: list[dict[str, Any]], price: float | None, seconds: float | None
+) -> str | None:
+    """Move re-embedding to the first place if it is cheap and not known to be worse than keep, and
+    return why.
+    """
+    assert price is not None
+    assert seconds is not None
+    again = next(each for each in options if each["name"] == "re-embed")
+    is_worse = again["over_keep"] is not None and again["over_keep"]["high"] < 0
+    if price > LOW_PRICE or seconds > LOW_SECONDS or is_worse:
+        return None
+    again["reason"] = (
+        f"To embed every item costs {price:,.2f} and takes {max(seconds / 60, 1):,.0f} min, below "
+        f"the limit of {LOW_PRICE:g} and one hour: do it."
+    )
+    options.sort(key=lambda each: each is not again)
+    return str(again["reason"])
 
 
 def _rank(
@@ -151,7 +189,7 @@ def _basis(
     *,
     gone: bool,
 ) -> tuple[str, str]:
-    """Return what the order rests on, as a code and in words."""
+    """Return what the order rests on, as a code, and what is known and what would tell more."""
     queries = judged["queries"]
     if queries >= FEWEST_QUERIES:
         return "judgements", f"The order rests on {queries} judged queries."
@@ -160,20 +198,20 @@ def _basis(
         return (
             "comparison",
             f"On {compared['texts']} texts, the MRR of {new!r} less that of {old!r} is "
-            f"{compared['difference']:+.3f} (95 % interval {low:+.3f} to {high:+.3f}), and judged "
+            f"{compared['difference']:+.3f} (95 % interval {low:+.3f} to {high:+.3f}). Judged "
             "queries tell more: POST /evaluate.",
         )
     if gone:
-        again = " its items cannot be encoded again," if known.text_exists is False else ""
+        again = " and its items cannot be encoded again" if known.text_exists is False else ""
         return (
             "fidelity",
-            f"{old!r} no longer encodes queries,{again} and judged queries tell what another "
-            "option finds: POST /evaluate.",
+            f"{old!r} no longer encodes queries{again}. Judged queries tell what another option "
+            "finds: POST /evaluate.",
         )
     return (
         "fidelity",
-        f"Whether {new!r} or {old!r} is better for this corpus is not known: POST /compare "
-        "estimates it where the service runs both, and POST /evaluate tells by judged queries.",
+        f"Whether {new!r} or {old!r} is better here is not known: POST /compare estimates it "
+        "where the service runs both, and judged queries tell: POST /evaluate.",
     )
 
 

@@ -308,12 +308,14 @@ class AdviceOut(BaseModel):
     """The options, best first."""
 
     advice: AdvisedOption = Field(
-        description="The first option. By judgements: keep, unless another is measurably better; "
-        "of options that differ by less than .02, the cheapest."
+        description="The first option: re-embed where that costs at most 20 and an hour, and is "
+        "not known to be worse than keep. By judgements: keep, unless another is measurably "
+        "better; of options that differ by less than .02, the cheapest."
     )
-    summary: str = Field(description="What the order hinges on, and what it takes to know more.")
-    basis: Literal["judgements", "comparison", "fidelity"] = Field(
-        description=f"With fewer than {FEWEST_QUERIES} judged queries, `comparison`, by the newest "
+    summary: str = Field(description="What is known, and what would tell more.")
+    basis: Literal["cost", "judgements", "comparison", "fidelity"] = Field(
+        description="`cost`: re-embedding costs little. "
+        f"With fewer than {FEWEST_QUERIES} judged queries, `comparison`, by the newest "
         "`POST /compare` of the encoders, or without one `fidelity`: then it is not known which "
         "encoder is better for the corpus."
     )

@@ -43,12 +43,24 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     assert {each["ndcg_10"] for each in options.values()} == {None}
     assert options["cascade"]["certainty"] == "unknown"
     assert "POST /compare" in answer["summary"]
-    assert answer["summary"].startswith("The best possible option is keep (certainty: ")
+    assert answer["summary"].startswith("Keep leads. Whether ")
     gone = good(ask(old_encoder_runs=False, text_exists=False))
     assert "its items cannot be encoded again" in gone["summary"]
     assert answer["comparison"] is None
     assert not options["native"]["possible"]
     assert "Register the new encoder" in options["native"]["reason"]
+
+
+def test_embedding_again_leads_where_it_costs_little(ask):
+    cheap = {"text_exists": True, "price": 4, "seconds": 2_000}
+    answer = good(ask(**cheap))
+    assert (answer["advice"], answer["basis"]) == ("re-embed", "cost")
+    assert answer["summary"] == (
+        "Re-embed leads. To embed every item costs 4.00 and takes 33 min, below the limit of 20 "
+        "and one hour: do it."
+    )
+    for dearer in ({"seconds": 4_000}, {"price": 21}, {"price": None}, {"text_exists": None}):
+        assert good(ask(**{**cheap, **dearer}))["basis"] == "fidelity"
 
 
 def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, evaluated, monkeypatch):

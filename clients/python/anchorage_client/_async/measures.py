@@ -184,6 +184,8 @@ class AsyncMeasures:
         anchor_set: str,
         old_encoder_runs: bool | None = None,
         text_exists: bool | None = None,
+        price: float | None = None,
+        seconds: float | None = None,
         evaluation: str | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -199,6 +201,8 @@ class AsyncMeasures:
             **fit_fields(method, options, min_quality, index),
             "old_encoder_runs": old_encoder_runs,
             "text_exists": text_exists,
+            "price": price,
+            "seconds": seconds,
             "evaluation": evaluation,
         }
         return await self._transport.post("/advice", body)

@@ -182,6 +182,8 @@ class Measures:
         anchor_set: str,
         old_encoder_runs: bool | None = None,
         text_exists: bool | None = None,
+        price: float | None = None,
+        seconds: float | None = None,
         evaluation: str | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -197,6 +199,8 @@ class Measures:
             **fit_fields(method, options, min_quality, index),
             "old_encoder_runs": old_encoder_runs,
             "text_exists": text_exists,
+            "price": price,
+            "seconds": seconds,
             "evaluation": evaluation,
         }
         return self._transport.post("/advice", body)
