@@ -56,20 +56,22 @@ class TextSweep:
 
     may_embed  whether the next page may be paid for; it may wait
     hear       called again and again while a page is awaited, with the encoder's absence if it is
-               away; it may raise to end the sweep
+               away, and the texts that are embedded and not yet written; it may raise to end the
+               sweep
     """
 
     def __init__(
         self,
         move: MigrationContext,
         may_embed: Callable[[TextPage], bool],
-        hear: Callable[[Absence | None], None],
+        hear: Callable[[Absence | None, int], None],
     ) -> None:
         self._move, self._may_embed, self._hear = move, may_embed, hear
         self._size = texts_at_once(move.row, move.batch // PAGES_IN_FLIGHT)
         self._stopped = threading.Event()
         self._away: Absence | None = None
         self._leave_out = False
+        self._embedded: dict[int, int] = {}
         #: ends the sweep after the pages that are embedded already
         self.no_more = False
 
@@ -98,7 +100,9 @@ class TextSweep:
                     ended = True
                     return
                 page, future = waiting.popleft()
-                yield page, self._await(future)
+                made = self._await(future)
+                self._embedded.pop(id(page), None)
+                yield page, made
         finally:
             self._stopped.set()
             executor.shutdown(cancel_futures=True)
@@ -111,11 +115,15 @@ class TextSweep:
             try:
                 return future.result(HEARD_EVERY_S)
             except TimeoutError:  # of the wait: other errors are AnchorageErrors
-                self._hear(self._away)
+                self._hear(self._away, sum([*self._embedded.values()]))
 
     def _embed(self, page: TextPage) -> NewRows:
+        def hear(done: int) -> None:
+            self._hear_stop(done)
+            self._embedded[id(page)] = done
+
         def embed(leave_out: bool) -> NewRows:
-            more = {"share": EMBEDDED_AT_ONCE, "on_progress": self._hear_stop}
+            more = {"share": EMBEDDED_AT_ONCE, "on_progress": hear}
             made = self._move.embed_page(page, leave_out=leave_out, **more)
             self._leave_out |= leave_out  # later pages need not wait for the same
             return made
@@ -123,6 +131,7 @@ class TextSweep:
         target = self._move.row.target
         made = wait_for_encoder(target, embed, self._pause, leave_out=self._leave_out)
         self._away = None
+        self._embedded[id(page)] = len(page.ids)
         return made
 
     def _pause(self, away: Absence) -> None:

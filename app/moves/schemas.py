@@ -96,7 +96,10 @@ class MigrationProgress(BaseModel, extra="allow"):
         description="While the encoder is away: `detail` says what failed, `again_s` in how many "
         "seconds it is asked again, and `pauses_s` after how many the run pauses at the latest.",
     )
-    rows: int = Field(description="Rows that have been read, and have a new vector if possible.")
+    rows: int = Field(
+        description="Rows that have been read, and have a new vector if possible; during a run "
+        "also those whose text is embedded, and which are written next."
+    )
     total: int | None = Field(
         description="Rows of the store when the run began; more where clients added some."
     )

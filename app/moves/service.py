@@ -95,6 +95,7 @@ class MigrationStatus:
         facts = dict(self.job.progress) if self.is_busy and self.job is not None else {}
         position = self.row.position
         rows, total = position.get("rows", 0), position.get("total") or self.row.plan.get("rows")
+        rows = max(rows, min(rows + facts.pop("ahead", 0), total or 0))
         counts = {name: position.get(name, 0) for name in COUNTED}
         price = self.row.plan["limits"]["price_per_million_tokens"]
         # Clients see vectors that a switch has translated until their texts are embedded.
