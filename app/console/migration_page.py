@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.console import wording
 from app.console.forms import Form, text_of
-from app.console.overview import find_pairs, next_call
+from app.console.overview import next_call
 from app.console.pages import redirect, render
 from app.context import Services
 from app.db import resources
@@ -67,8 +67,15 @@ def confirm_step(
     if call not in move.next:
         migrations.refuse_unless_possible(move.row, call, busy=move.is_busy)
         steps.refuse_below_estimate(move.row)
-    words = _calls(move.row.store)[call]
-    return render(request, "store_step.html", move=move, call=call, words=words, store=name)
+    return render(
+        request,
+        "store_step.html",
+        move=move,
+        call=call,
+        words=_calls(move.row.store)[call],
+        asks_name=_asks_name(move.row.store, call),
+        store=name,
+    )
 
 
 @router.post(f"{STORE_PAGE}/steps/{{call}}")
@@ -81,11 +88,15 @@ def take_step(
     form: Form,
 ) -> Response:
     """Takes a step of the migration that the reader has seen. Raises as the API's call."""
-    id_ = _active(services, context.project, name).row.id
+    move = _active(services, context.project, name)
+    id_ = move.row.id
     if text_of(form, "migration") != id_:
         raise Conflict("The store has another migration now. Open the store's page again.")
     if call == "run" and (limits := _limits(form)):
         migrations.change_limits(services, context, id_, limits)
+    asks_name = call in move.next and _asks_name(move.row.store, call)
+    if asks_name and text_of(form, "name") != name:
+        raise InvalidRequest(f"Type the name of the store, {name}, to finish.", field="name")
     if call in migrations.ACTIONS:
         migrations.queue_action(services, context, id_, call)
     elif call == "pause":
@@ -103,12 +114,23 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
     with services.db.transaction() as session:
         names = aliases_of(session, row)
         encoders = resources.encoders_but(session, row.project, EncoderKind.external)
-    pairs = [each for each in find_pairs(services, row.project) if each.source == row.encoder.name]
+        spaces = resources.spaces(session, row.project)
+    own = {each.anchor_set_id for each in spaces if each.encoder_id == row.encoder_id}
+    left = {row.encoder.name}
     if move is not None and move.state == MigrationState.finished:  # there is no way back
-        pairs = [each for each in pairs if each.target != move.row.plan["source"]]
+        left.add(move.row.plan["source"])
+    pairs = [
+        {"target": each.encoder.name, "anchor_set": each.anchor_set.name}
+        for each in spaces
+        if each.anchor_set_id in own and each.encoder.name not in left
+    ]
+    encoder = row.encoder
+    if move is not None and move.state == MigrationState.cut_over:
+        encoder = move.row.target
     values = {
         "move": move,
         "active": move is not None and move.row.ended_at is None,
+        "encoder": encoder,
         "first": None,
         "others": [],
         "states": wording.MIGRATION_STATES,
@@ -131,6 +153,15 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
     }
 
 
+def cost_to_embed(services: Services, row: StoreRow, target: str) -> dict[str, Any]:
+    """Returns the price and the seconds that the last plan to embed by the target has measured."""
+    for move in migrations.list_migrations(services, row.project, store=row.name):
+        if (move.row.plan["fill"], move.row.plan["target"]) == ("embed", target):
+            cost = move.row.plan["cost"]
+            return {"price": cost["price"], "seconds": cost["seconds"]}
+    return {}
+
+
 def _limits(form: dict[str, list[str]]) -> dict[str, Any]:
     """Returns the limits that a form has; an empty field is none. Raises InvalidRequest."""
     found: dict[str, float | None] = {}
@@ -147,6 +178,11 @@ def _calls(store: StoreRow) -> dict[str, wording.CallWords]:
     if has_cutover(store.kind):
         return wording.CALLS
     return {**wording.CALLS, "finish": wording.FINISH_EMBEDDED}
+
+
+def _asks_name(store: StoreRow, call: str) -> bool:
+    """Returns whether a person types the store's name, because nothing can undo the call."""
+    return call == "finish" and _calls(store)[call].deletes
 
 
 def _active(services: Services, project: str, name: str) -> migrations.MigrationStatus:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app import __version__
 from app.console import formats
-from app.console.assets import asset_url
-from app.http.admission import CONSOLE, COOKIE, SIGN_IN, is_console
+from app.http.admission import ASSETS, CONSOLE, COOKIE, SIGN_IN, is_console
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
@@ -49,7 +47,7 @@ def render(
     base = base_of(request)
     html = TEMPLATES.get_template(template).render(
         base=base,
-        asset=partial(asset_url, base),
+        assets=f"{base}{ASSETS}",
         caller=getattr(request.state, "context", None),
         needs_key=request.app.state.keys is not None,
         version=__version__,

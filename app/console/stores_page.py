@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request, Response
 
 from app.console import wording
 from app.console.charts import verdict_chart
-from app.console.migration_page import migration_values
-from app.console.pages import redirect, render
+from app.console.migration_page import cost_to_embed, migration_values
+from app.console.pages import render
 from app.errors import AnchorageError
 from app.http.admission import CONSOLE
 from app.http.deps import PathName, ReadContext, Reads, Svc
@@ -25,12 +25,6 @@ router = APIRouter()
 STORES_PAGE = f"{CONSOLE}/stores"
 
 NameField = Annotated[str, Query(pattern=NAME_PATTERN)]
-
-
-@router.get(STORES_PAGE)
-def show_stores(request: Request) -> Response:
-    """Redirects to the first page, which lists the stores."""
-    return redirect(request, CONSOLE)
 
 
 @router.get(f"{STORES_PAGE}/{{name}}")
@@ -55,22 +49,22 @@ def show_store_verdict(
     context: ReadContext,
     target: NameField,
     anchor_set: NameField,
-    brief: bool = False,
 ) -> Response:
-    """Shows the verdict about a store of this size, or one line of it. Raises as `advise`."""
+    """Shows the verdict about a store of this size. Raises as `advise`."""
     row, size = stores.find_store(services, context.project, name), None
     with suppress(AnchorageError):  # what the store holds shows its error
         size = stores.call_row(services, row, lambda opened: opened.facts()).rows or None
     index = size and min(max(size, SMALLEST_INDEX), LARGEST_INDEX)
     pair = FitRequest(row.encoder.name, target, anchor_set, "auto", {}, index=index)
-    known = AdviceFacts(text_exists=True if row.options.get("text_field") else None)
+    known = AdviceFacts(
+        text_exists=True if row.options.get("text_field") else None,
+        **cost_to_embed(services, row, target),
+    )
     advice = advise(services, context, pair, known, newest=True)
-    template = "verdict_line.html" if brief else "verdict.html"
     return render(
         request,
-        template,
+        "verdict.html",
         advice=advice,
-        target=target,
         chart=verdict_chart(advice),
         meanings=wording.OPTIONS,
         certainties=wording.CERTAINTIES,

@@ -54,7 +54,8 @@ MIGRATION_STATES: dict[MigrationState, tuple[str, str]] = {
     MigrationState.paused: ("It is paused, and continues from here. No row is lost.", "fair"),
     MigrationState.filled: ("Every row has a new vector. Clients still see the old ones.", "good"),
     MigrationState.cut_over: (
-        "Clients see the new vectors. The old ones are kept, so Roll back is possible.",
+        "Clients see the new vectors. Look at the searches of your application: Roll back shows "
+        "the old vectors again, and Finish deletes them.",
         "good",
     ),
     MigrationState.rolled_back: ("Clients see the old vectors again. The new ones are kept.", ""),
@@ -184,7 +185,7 @@ CALLS: dict[str, CallWords] = {
 }
 
 #: the calls that have a small button where they do not have the large one
-OTHER_CALLS = ("pause", "verify", "rollback", "abandon")
+OTHER_CALLS = ("pause", "rollback", "finish", "verify", "abandon")
 
 
 def button_of(words: CallWords, state: MigrationState) -> str:

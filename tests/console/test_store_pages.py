@@ -23,7 +23,6 @@ def test_a_store_says_what_it_holds_and_what_to_do(shop: Shop) -> None:
     shop.connect()
     listed = shop.client.get("/console").text
     assert f'href="{PAGE}"' in listed
-    assert f"{VERDICT}&brief=true".replace("&", "&amp;") in listed
     facts = shop.client.get(f"{PAGE}/facts").text
     assert '<dd class="big">200</dd>' in facts
     assert "Its vectors look like those of old." in facts
@@ -33,8 +32,7 @@ def test_a_store_says_what_it_holds_and_what_to_do(shop: Shop) -> None:
     recall = answer["fidelity"]["measures"]["recall"]["value"]
     assert f"Estimated recall@10: {100 * recall:.0f} %" in page
     assert "among 200 items" in page
-    assert page.count("<li><span>") == 5  # a bar for each option
-    assert "nDCG@10" in shop.client.get(f"{VERDICT}&brief=true").text
+    assert "<figure>" not in page  # nothing is measured, so there is nothing to compare
     wrong = shop.client.get(VERDICT.replace("new", "none"), headers={"HX-Request": "true"})
     assert wrong.status_code == 404
     assert "There is no encoder named" in wrong.text
@@ -64,6 +62,7 @@ def test_a_recorded_evaluation_decides(
     page = shop.client.get(VERDICT).text
     assert f"<code>{jobs[0]['id']}</code>" in page
     assert "30 judged queries" in page
+    assert page.count("<li><span>") >= 2  # a bar for each option that was measured
 
 
 def enabled(page: str) -> list[str]:
@@ -102,7 +101,7 @@ def planned(shop: Shop) -> Shop:
 
 def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) -> None:
     assert enabled(planned.client.get(PAGE).text) == ["run", "abandon"]
-    assert "0 of 200 rows have a vector" in planned.client.get("/console").text
+    assert "Nothing is written to the store yet." in planned.client.get("/console").text
     assert "Next: Run" in planned.client.get("/console").text
     page = press(planned, "run")
     assert "200 of 200 rows" in page
@@ -112,7 +111,10 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert enabled(page) == ["cutover", "verify", "abandon"]
     assert "No name follows this store." in page
     assert "Next: Cut over" in planned.client.get("/console").text
-    assert enabled(press(planned, "cutover")) == ["finish", "verify", "rollback"]
+    page = press(planned, "cutover")
+    assert enabled(page) == ["rollback", "finish", "verify"]
+    assert 'class="button "' in page
+    assert "with vectors of <code>new</code>" in planned.client.get("/console").text
     seen = planned.client.get("/stores/docs").json()
     assert (seen["encoder"], seen["space"]["verdict"], seen["dim"]) == ("new", "matches", 24)
     named = planned.client.put("/aliases/docs-vectors", json={"store": "docs"})
@@ -122,7 +124,9 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert "by the alias &#39;docs-vectors&#39; needs no change" in page
     press(planned, "cutover")
     assert "Nothing can undo it." in planned.client.get(f"{PAGE}/steps/finish").text
-    page = press(planned, "finish")
+    wrong = {"migration": planned.client.get("/migrations").json()["migrations"][0]["id"]}
+    assert planned.client.post(f"{PAGE}/steps/finish", data=wrong).status_code == 422
+    page = press(planned, "finish", name="docs")
     assert enabled(page) == []
     assert "The store belongs to the new encoder." in page
     assert planned.client.get("/stores/docs").json()["encoder"] == "new"

@@ -47,7 +47,7 @@ PASSED = {"verify": {"passed": True}}
         (move("paused"), "run", "It is paused"),
         (move("filled"), "verify", "Clients still see the old ones."),
         (move("filled", found=PASSED), "cutover", "Clients still see the old ones."),
-        (move("cut-over", found=PASSED), "finish", "Roll back is possible"),
+        (move("cut-over", found=PASSED), None, "Roll back shows the old vectors again"),
         (move("rolled-back", found=PASSED), "cutover", "Clients see the old vectors again."),
         (move("finished", ended_at=now()), None, "belongs to the new encoder"),
         (move("filled", position={"step": "cutover"}), "cutover", "Cut over was interrupted."),
@@ -55,7 +55,7 @@ PASSED = {"verify": {"passed": True}}
         (move("running", working("run", "sweep")), None, "Rows get new vectors"),
         (move("running", working("run", "anchors", **MADE)), None, "400 of 1,000 are done."),
         (move("running", working("run", "waiting", **AWAY)), None, WAITS),
-        (move("cut-over", position={"window": {"until": 1.0}}), "finish", "embedded again"),
+        (move("cut-over", position={"window": {"until": 1.0}}), None, "embedded again"),
         (move("filled", working("verify", "rows")), None, "Both sides of the store"),
         (
             move("running", {**working("run", "sweep"), "state": JobState.queued}),
