@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import typer
 
 from app.cli.local import read_settings
+from app.stores.hidden_urls import without_password
 
 if TYPE_CHECKING:
     from anchorage_client import Client
@@ -33,14 +34,13 @@ class Source:
         self.address = address if "://" in address else str(Path(address).resolve())
         self.store = _name(name or collection.rpartition(".")[2])
         self.settings = read_settings()
-        entries = {name: entry.url for name, entry in self.settings.stores.items()}
+        listed = (name for name, each in self.settings.stores.items() if each.url == self.address)
         # The name of an address that the settings do not list stands for this address alone.
         digest = hashlib.sha256(without_password(self.address).encode()).hexdigest()
-        unlisted = f"{self.store}-{digest[:8]}"
-        listed = next((name for name, each in entries.items() if each == self.address), unlisted)
+        self._name = next(listed, f"{self.store}-{digest[:8]}")
         self.place: dict[str, Any] = {
             "kind": kind or kind_of(self.address),
-            "address": listed,
+            "address": without_password(self.address),  # the service knows its name
             "collection": collection,
             **fields,
         }
@@ -48,7 +48,7 @@ class Source:
     @property
     def setting(self) -> str:
         """The address as a shell sets it; PASSWORD stands for its password."""
-        listed = json.dumps({self.place["address"]: without_password(self.address)})
+        listed = json.dumps({self._name: without_password(self.address)})
         return f"ANCHORAGE_STORES={shlex.quote(listed)}"
 
     def start_service(self, url: str, undo: ExitStack) -> None:
@@ -69,7 +69,7 @@ class Source:
                 return  # the first request says that none answers
             typer.echo(f"No service answers at {url}: this command starts one.", err=True)
             entries = {name: entry.model_dump() for name, entry in self.settings.stores.items()}
-            listed = json.dumps({self.place["address"]: self.address, **entries})
+            listed = json.dumps({self._name: self.address, **entries})
             variables = {**os.environ, "ANCHORAGE_STORES": listed}
             try:
                 process = start(self.settings.data_dir, there.port or 80, variables)
@@ -90,16 +90,18 @@ class Source:
         """
         from anchorage_client import AnchorageError
 
-        if self.store in {row["name"] for row in client.stores.list()}:  # it must be the same place
-            client.stores.get_or_create(self.store, **self.place)
-            return
         old = f"{self.store}-old"
-        if old not in {row["name"] for row in client.encoders.list()}:
+        is_new = self.store not in {row["name"] for row in client.stores.list()}
+        if is_new and old not in {row["name"] for row in client.encoders.list()}:
             client.encoders.create(old, dim=self._dim())  # which only the store says
             undo.callback(client.encoders.delete, old)
         try:
             client.stores.create(self.store, encoder=old, **self.place)
         except AnchorageError as error:
+            if error.code == "name-taken":  # it must be the same place
+                here = {**self.place, "address": error.problem["address"]}
+                client.stores.get_or_create(self.store, **here)
+                return
             if error.code != "address-not-listed":
                 raise
             raise typer.BadParameter(
@@ -146,13 +148,6 @@ def kind_of(address: str) -> str:
         return SCHEMES[scheme.lower()]
     shown = f"{scheme}://..." if separator else address  # what follows may hold a password
     raise typer.BadParameter(f"The kind of {shown} is not known. Pass --kind.")
-
-
-def without_password(address: str) -> str:
-    """Return an address with PASSWORD in the place of its password."""
-    found = re.sub(r"(?<=://)([^/@:]*):.*@", r"\1:PASSWORD@", address)
-    found = re.sub(r"^(https?://)[^/@:]+@", r"\1PASSWORD@", found)  # a key without a user
-    return re.sub(r"((?:password|api_key)=)[^&\"]*", r"\1PASSWORD", found)
 
 
 def _name(text: str) -> str:

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from app.db.tables import StoreRow
 from app.errors import AddressNotListed, AnchorageError, StoreUnavailable
-from app.stores.hidden_urls import fault_without_url, hide_url
+from app.stores.hidden_urls import fault_without_url, hide_url, without_password
 from app.stores.port import Store, StoreLocation
 from app.stores.registry import LOADED, has_cutover, load_connector, open_store
 from app.turns import Turns
@@ -68,12 +68,25 @@ def find_address(addresses: Mapping[str, StoreAddress], name: str, project: str)
     if address is None or project not in address.projects:
         # Somebody may send a URL with a password: only what looks like a name is repeated.
         named = f"named {name!r}" if _NAME.fullmatch(name) else "of that name"
+        listed = [repr(each) for each, entry in addresses.items() if project in entry.projects]
         raise AddressNotListed(
-            f"The server has no store address {named} for this project. Ask the operator "
-            "to add it to ANCHORAGE_STORES, or use one that is listed there.",
+            f"The server has no store address {named} for this project. Ask the operator to add it "
+            f"to ANCHORAGE_STORES, which has {', '.join(listed[:5]) or 'none'} for this project.",
             field="address",
         )
     return address
+
+
+def name_address(addresses: Mapping[str, StoreAddress], given: str, project: str) -> str:
+    """Return the name of an address, which may be given by its URL without the password.
+
+    Raises AddressNotListed.
+    """
+    for name, each in addresses.items():
+        if project in each.projects and without_password(each.url) == given:
+            return name
+    find_address(addresses, given, project)
+    return given
 
 
 class StoreHandles:

@@ -34,6 +34,13 @@ def fault_without_url(error: BaseException, url: str) -> ConnectorFault:
     return ConnectorFault(f"\n{hide_url(''.join(traceback.format_exception(error)), url)}")
 
 
+def without_password(address: str) -> str:
+    """Return an address with PASSWORD in the place of its password."""
+    found = re.sub(r"(?<=://)([^/@:]*):.*@", r"\1:PASSWORD@", address)
+    found = re.sub(r"^(https?://)[^/@:]+@", r"\1PASSWORD@", found)  # a key without a user
+    return re.sub(r"((?:password|api_key)=)[^&\"]*", r"\1PASSWORD", found)
+
+
 def _secrets(url: str) -> set[str]:
     secrets = {url, url.rstrip("/")}
     if "://" not in url and _PAIR.match(url.lstrip()):  # a DSN as `host=... password=...`

@@ -69,9 +69,9 @@ class NewStore(Body):
 
     name: Name = Field(description="Name of the store here, unique in the project.")
     kind: StoreKind = Field(description="Kind of the store.")
-    address: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_plain)] = Field(
-        description="Name of an address in the operator's setting `ANCHORAGE_STORES`. "
-        "A URL is refused."
+    address: Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_plain)] = Field(
+        description="Name of an address in the operator's setting `ANCHORAGE_STORES`, or its URL "
+        "there with `PASSWORD` in the place of its password."
     )
     collection: PlainText = Field(
         description="Table, collection or file below the address; at most 200 characters."

@@ -20,12 +20,13 @@ from app.errors import (
     AddressNotListed,
     DimensionMismatch,
     InvalidRequest,
+    NameTaken,
     StoreChanged,
     StoreUnsupported,
 )
 from app.openai import queries as aliases
 from app.stores import queries as store_queries
-from app.stores.handles import STORE_ANSWER_S, find_address
+from app.stores.handles import STORE_ANSWER_S, name_address
 from app.stores.port import (
     Capabilities,
     Search,
@@ -64,7 +65,8 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
     _check_collection(new)
     parse_template(new.text_field or "")
     require_known_options(new.kind, new.options, new.id_field, new.vector_field)
-    find_address(services.stores.addresses, new.address, context.project)
+    address = name_address(services.stores.addresses, new.address, context.project)
+    new = new.model_copy(update={"address": address})
     with services.db.transaction() as session:
         encoder = _require_names(session, context, new)
     row = tables.StoreRow(
@@ -104,7 +106,11 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
 
 def _require_names(session: Session, context: RequestContext, new: NewStore) -> tables.EncoderRow:
     """Return the encoder. Raises NotFound, NameTaken."""
-    resources.require_free(session, tables.StoreRow, context.project, new.name)
+    try:
+        resources.require_free(session, tables.StoreRow, context.project, new.name)
+    except NameTaken as error:
+        error.more["address"] = new.address  # by its name here
+        raise
     return resources.by_name(
         session, tables.EncoderRow, context.project, new.encoder, field="encoder"
     )

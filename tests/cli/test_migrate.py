@@ -69,6 +69,8 @@ def terminal(tmp_path: Path, table: str) -> Iterator[Terminal]:
 def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, table: str) -> None:
     before = vectors(table)
     assert "has no migration. Pass --target" in terminal.refusal("migrate", "docs")
+    priced = terminal.refusal("migrate", "docs", *PAIR, "--max-price", "3")
+    assert "Add `--price-per-million-tokens`." in priced  # the words of this tool
     assert terminal.run("migrate", "docs", *PAIR).exit_code == 1  # nobody says yes
     assert terminal.json("migrate", "status")[0]["state"] == "abandoned"
     printed = terminal.ok("migrate", "plan", "docs", *PAIR)
@@ -191,8 +193,17 @@ def test_a_failure_takes_back_what_is_new(terminal: Terminal, table: str) -> Non
     assert "no-such-model" in other
     assert [row["name"] for row in there.json("stores", "list")] == ["docs"]
     assert [row["name"] for row in there.json("encoders", "list")] == ["new", "old"]
-    unlisted = terminal.refusal("migrate", address, "--table", table, "--target", "new")
+    elsewhere = f"{address}&connect_timeout=9"
+    unlisted = terminal.refusal("migrate", elsewhere, "--table", table, "--target", "new")
     assert "Start it anew: ANCHORAGE_STORES=" in unlisted
+
+
+def test_another_terminal_asks_the_service_for_the_name_of_an_address(
+    terminal: Terminal, table: str
+) -> None:
+    place = (SERVER().url, "--table", table, "--name", "docs")
+    assert "600, to translate by new" in terminal.ok("migrate", "plan", *place, *PAIR)
+    assert [row["address"] for row in terminal.json("stores", "list")] == ["main"]
 
 
 def test_no_password_of_an_address_is_printed() -> None:

@@ -10,7 +10,7 @@ def test_without_stores_the_list_is_empty(client) -> None:
     for answer in (client.get("/stores/docs"), client.delete("/stores/docs")):
         assert answer.status_code == 404
         assert answer.json()["code"] == "store-not-found"
-        assert "GET /stores" in answer.json()["detail"]
+        assert "none yet: POST /stores makes one." in answer.json()["detail"]
 
 
 def test_an_address_that_no_operator_lists_is_refused(stocked) -> None:
@@ -19,7 +19,7 @@ def test_an_address_that_no_operator_lists_is_refused(stocked) -> None:
     for address, code in (
         ("../main", "address-not-listed"),
         (secret, "address-not-listed"),
-        (f"{secret}{'x' * 100}", "invalid-request"),
+        (f"{secret}{'x' * 500}", "invalid-request"),
     ):
         answer = stocked.post("/stores", json={**new, "address": address})
         assert (answer.status_code, answer.json()["code"]) == (422, code)
@@ -36,6 +36,8 @@ def test_a_store_is_described(shop) -> None:
     assert made["encoder"] == "old"
     assert made["space"]["verdict"] == "matches"
     assert made["space"]["encoders"][0]["encoder"] == "old"
+    by_url = shop.client.post("/stores", json=shop.definition(address=shop.location.url))
+    assert (by_url.status_code, by_url.json()["address"]) == (409, "main")
     again = shop.client.get("/stores/docs").json()  # local mode rounds vectors when it is reopened
     assert again | {"space": made["space"]} == made
     [listed] = shop.client.get("/stores").json()["stores"]
