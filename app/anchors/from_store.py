@@ -240,6 +240,6 @@ def require_text_field(store: tables.StoreRow, *, otherwise: str = "") -> None:
     if store.options.get("text_field") is None:
         raise StoreUnsupported(
             f"The store {store.name!r} was connected without `text_field`, so it has no texts for "
-            f"the encoders. Connect it again with `text_field`{otherwise}.",
+            f"the encoders. Disconnect it, and connect it again with `text_field`{otherwise}.",
             field="store",
         )

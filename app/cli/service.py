@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,14 @@ TIMEOUT_S = 600.0
 
 #: the exit code of a command that the service refused
 REFUSED = 2
+
+#: fields of requests that are options of commands, each perhaps with its value
+OPTIONS = (
+    "text_field|vector_field|id_field|anchor_set|fill|force_space|max_price|texts_per_minute|"
+    "price_per_million_tokens|rows_per_second|kind|address|collection|encoder|endpoint|target"
+)
+STEP = re.compile(r"`(run|verify|sync|cutover|rollback|finish|abandon|pause)`")
+FIELD = re.compile(rf"`({OPTIONS})(?:: ([\w-]+))?`")
 
 #: rows that a sentence names
 MAX_NAMED_ROWS = 10
@@ -58,10 +67,22 @@ def explain(error: AnchorageError, url: str) -> str:
     """Return what is wrong and what to do."""
     if error.code == "no-answer":
         return f"No service answers at {url}. Start it with `anchorage serve`, or correct --url."
-    texts = [error.detail]
+    texts = [in_words_of_commands(error.detail)]
     if error.rows:
         more = ", ..." if len(error.rows) > MAX_NAMED_ROWS else ""
         texts.append(f"Rows, from 0: {', '.join(map(str, error.rows[:MAX_NAMED_ROWS]))}{more}.")
     if error.status == 401:
         texts.append("Set ANCHORAGE_API_KEY.")
     return " ".join(texts)
+
+
+def in_words_of_commands(text: str) -> str:
+    """Return an error's text with commands for calls of the API, and options for fields."""
+
+    def option(found: re.Match[str]) -> str:
+        value = "" if found[2] in (None, "true") else f" {found[2]}"
+        return f"`--{found[1].replace('_', '-')}{value}`"
+
+    text = re.sub(r"POST /encoders(?![/\w])", "`anchorage encoders add`", text)
+    text = re.sub(r"POST /stores(?![/\w])", "`anchorage stores connect`", text)
+    return FIELD.sub(option, STEP.sub(r"`anchorage migrate \1`", text))

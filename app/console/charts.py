@@ -37,8 +37,8 @@ def verdict_chart(advice: Mapping[str, Any]) -> dict[str, Any] | None:
     with fewer than two options to compare.
     """
     options = {each["name"]: each for each in advice["options"]}
-    known = [options[name] for name in DRAWN if options[name]["possible"]]
-    known = [each for each in known if each["over_keep"] is not None]
+    known = [options[each] for each in DRAWN if options[each]["possible"]]
+    known = [each for each in known if each["over_keep"]]
     if len(known) < 2:
         return None
     numbers = [abs(each) for option in known for each in option["over_keep"].values() if each]

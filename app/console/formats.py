@@ -68,13 +68,5 @@ def with_code(text: str) -> Markup:
     return Markup("").join(marked) if len(parts) % 2 else escape(text)
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
-    "signed": signed,
-    "whole": whole,
-    "percent": percent,
-    "money": money,
-    "disk": disk,
-    "moment": moment,
-    "duration": duration,
-    "with_code": with_code,
-}
+_WRITERS = (signed, whole, percent, money, disk, moment, duration, with_code)
+FILTERS: dict[str, Callable[..., Any]] = {each.__name__: each for each in _WRITERS}

@@ -73,7 +73,6 @@ def confirm_step(
         move=move,
         call=call,
         words=_calls(move.row.store)[call],
-        asks_name=_asks_name(move.row.store, call),
         store=name,
     )
 
@@ -94,7 +93,7 @@ def take_step(
         raise Conflict("The store has another migration now. Open the store's page again.")
     if call == "run" and (limits := _limits(form)):
         migrations.change_limits(services, context, id_, limits)
-    asks_name = call in move.next and _asks_name(move.row.store, call)
+    asks_name = call in move.next and _calls(move.row.store)[call].asks_name
     if asks_name and text_of(form, "name") != name:
         raise InvalidRequest(f"Type the name of the store, {name}, to finish.", field="name")
     if call in migrations.ACTIONS:
@@ -157,8 +156,7 @@ def cost_to_embed(services: Services, row: StoreRow, target: str) -> dict[str, A
     """Returns the price and the seconds that the last plan to embed by the target has measured."""
     for move in migrations.list_migrations(services, row.project, store=row.name):
         if (move.row.plan["fill"], move.row.plan["target"]) == ("embed", target):
-            cost = move.row.plan["cost"]
-            return {"price": cost["price"], "seconds": cost["seconds"]}
+            return {name: move.row.plan["cost"][name] for name in ("price", "seconds")}
     return {}
 
 
@@ -178,11 +176,6 @@ def _calls(store: StoreRow) -> dict[str, wording.CallWords]:
     if has_cutover(store.kind):
         return wording.CALLS
     return {**wording.CALLS, "finish": wording.FINISH_EMBEDDED}
-
-
-def _asks_name(store: StoreRow, call: str) -> bool:
-    """Returns whether a person types the store's name, because nothing can undo the call."""
-    return call == "finish" and _calls(store)[call].deletes
 
 
 def _active(services: Services, project: str, name: str) -> migrations.MigrationStatus:

@@ -59,5 +59,6 @@ def next_call(move: MigrationStatus) -> str | None:
         return move.next[0]
     if move.state == MigrationState.cut_over:  # both ways are open, and a person must look first
         return None
-    wanted = ("cutover", "finish", "verify", "run")
-    return next((call for call in wanted if call in move.next), None)
+    return next(
+        (each for each in ("cutover", "finish", "verify", "run") if each in move.next), None
+    )

@@ -9,10 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from app.console import wording
 from app.console.charts import verdict_chart
-from app.console.migration_page import cost_to_embed, migration_values
+from app.console.migration_page import STORE_PAGE, cost_to_embed, migration_values
 from app.console.pages import render
 from app.errors import AnchorageError
-from app.http.admission import CONSOLE
 from app.http.deps import PathName, ReadContext, Reads, Svc
 from app.http.fields import NAME_PATTERN
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
@@ -22,26 +21,24 @@ from app.translate.maps import FitRequest
 
 router = APIRouter()
 
-STORES_PAGE = f"{CONSOLE}/stores"
-
 NameField = Annotated[str, Query(pattern=NAME_PATTERN)]
 
 
-@router.get(f"{STORES_PAGE}/{{name}}")
+@router.get(STORE_PAGE)
 def show_store(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
     """Shows one store; the browser asks for what it holds. Raises NotFound."""
     row = stores.find_store(services, project, name)
     return render(request, "store.html", store=row, **migration_values(request, services, row))
 
 
-@router.get(f"{STORES_PAGE}/{{name}}/facts")
+@router.get(f"{STORE_PAGE}/facts")
 async def show_facts(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
     """Shows what a store holds now. Raises as `look_at_store`."""
     store = await stores.look_at_store(services, project, name)
     return render(request, "store_facts.html", store=store)
 
 
-@router.get(f"{STORES_PAGE}/{{name}}/verdict")
+@router.get(f"{STORE_PAGE}/verdict")
 def show_store_verdict(
     request: Request,
     name: PathName,
@@ -56,10 +53,8 @@ def show_store_verdict(
         size = stores.call_row(services, row, lambda opened: opened.facts()).rows or None
     index = size and min(max(size, SMALLEST_INDEX), LARGEST_INDEX)
     pair = FitRequest(row.encoder.name, target, anchor_set, "auto", {}, index=index)
-    known = AdviceFacts(
-        text_exists=True if row.options.get("text_field") else None,
-        **cost_to_embed(services, row, target),
-    )
+    text_exists = True if row.options.get("text_field") else None
+    known = AdviceFacts(text_exists=text_exists, **cost_to_embed(services, row, target))
     advice = advise(services, context, pair, known, newest=True)
     return render(
         request,

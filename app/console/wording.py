@@ -131,14 +131,16 @@ def say_problem(move: MigrationStatus) -> tuple[str, str] | None:
 class CallWords(NamedTuple):
     """A call of a migration: its button, and what it does to the rows.
 
-    deletes  whether it deletes vectors
-    asks     whether a page asks again, because clients see a difference
+    deletes    whether it deletes vectors
+    asks       whether a page asks again, because clients see a difference
+    asks_name  whether a person types the store's name, because nothing can undo it
     """
 
     button: str
     effect: str
     deletes: bool = False
     asks: bool = False
+    asks_name: bool = False
 
 
 CALLS: dict[str, CallWords] = {
@@ -171,6 +173,7 @@ CALLS: dict[str, CallWords] = {
         "can undo it. Until then Roll back works, and the store needs the disk of both.",
         deletes=True,
         asks=True,
+        asks_name=True,
     ),
     "sync": CallWords(
         "Synchronise", "Rows that clients wrote get their other vector now. No other row changes."

@@ -29,8 +29,8 @@ from app.db.tables import (
 )
 from app.errors import AnchorsNotEmbedded, NameTaken, NotFound
 
-#: most names that one that does not exist is compared with
-MAX_COMPARED_NAMES = 1_000
+#: most names that one that does not exist is compared with, and that an error shows
+MAX_COMPARED_NAMES, MAX_SHOWN_NAMES = 1_000, 5
 
 Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow, AliasRow, StoreRow)
 
@@ -42,9 +42,9 @@ _NOUN = {
     AliasRow: "alias",
     StoreRow: "store",
 }
-_LISTED: dict[type[Any], str] = {
-    StoreRow: " `GET /stores` and `anchorage stores list` show those that there are."
-}
+
+
+_CREATING = {"encoder": "/encoders", "anchor set": "/anchor-sets", "store": "/stores"}
 
 
 def by_name(
@@ -61,17 +61,23 @@ def by_name(
     rows = _read(session, table, query.options(*options))
     row = rows[0] if rows else None
     if row is None:
-        near = _nearest(session, table, project, name)
-        detail = f"There is no {_NOUN[table]} named {name!r}.{near}{_LISTED.get(table, '')}"
+        others = _name_others(session, table, project, name)
+        detail = f"There is no {_NOUN[table]} named {name!r}. {others}"
         raise NotFound(detail, _NOUN[table], field=field)
     return row
 
 
-def _nearest(session: Session, table: type[Named], project: str, name: str) -> str:
-    """Return a question about the most similar name, after a space; "" if none is similar."""
-    names = select(table.name).where(table.project == project).limit(MAX_COMPARED_NAMES)
-    found = get_close_matches(name, session.scalars(names).all(), 1)
-    return f" Did you mean {found[0]!r}?" if found else ""
+def _name_others(session: Session, table: type[Named], project: str, name: str) -> str:
+    """Return a question about the most similar name; if none is similar, the first names."""
+    query = select(table.name).where(table.project == project).order_by(table.name)
+    names = session.scalars(query.limit(MAX_COMPARED_NAMES)).all()
+    if near := get_close_matches(name, names, 1):
+        return f"Did you mean {near[0]!r}?"
+    if not names:
+        route = _CREATING.get(_NOUN[table])
+        return "This project has none yet" + (f": POST {route} makes one." if route else ".")
+    more = ", ..." * (len(names) > MAX_SHOWN_NAMES)
+    return f"This project has {', '.join(map(repr, names[:MAX_SHOWN_NAMES]))}{more}."
 
 
 def _read(session: Session, table: type[Named], query: Select[Any]) -> Sequence[Named]:

@@ -55,9 +55,8 @@ class TextSweep:
     """Pages of rows with their new vectors, in the order of the store's keys.
 
     may_embed  whether the next page may be paid for; it may wait
-    hear       called again and again while a page is awaited, with the encoder's absence if it is
-               away, and the texts that are embedded and not yet written; it may raise to end the
-               sweep
+    hear       called while a page is awaited, with the encoder's absence if it is away, and the
+               number of texts embedded and not yet written; it may raise to end the sweep
     """
 
     def __init__(

@@ -120,7 +120,8 @@ class Run:
         self._position = held.position
         self._facts: dict[str, Any] = {}
         self._began = self._drained_at = time.monotonic()
-        self._rows_before = self._embedded_first = 0
+        #: rows written before, embedded and not yet written, and embedded as anchors
+        self._rows_before = self._ahead = self._embedded_first = 0
         #: estimated tokens of the pages that are embedded and not yet counted
         self._expected: deque[float] = deque()
         self._texts_due = 0.0
@@ -224,7 +225,7 @@ class Run:
             self._move = replace(self._move, fitted=fitted)
 
     def _hear_anchors(self, done: int, of: int) -> None:
-        self._facts |= {"anchors_made": done, "anchors_wanted": of, "ahead": done}
+        self._facts |= {"anchors_made": done, "anchors_wanted": of}
         self._embedded_first = done
         self._save(self._position)
         self._report("anchors")
@@ -269,13 +270,8 @@ class Run:
             self._texts_due = time.monotonic() + unpaid * 60 / a_minute
 
     def _hear(self, away: Absence | None, ahead: int) -> None:
-        self._away = away
-        self._count_ahead(ahead)
+        self._away, self._ahead = away, ahead
         self._report("waiting" if away else "sweep")
-
-    def _count_ahead(self, ahead: int) -> None:
-        """Count rows that are embedded and not yet written: the anchors at least, once made."""
-        self._facts["ahead"] = max(0, ahead, self._embedded_first - self._position["rows"])
 
     def _record(self, page: Page | TextPage, made: NewRows, begun: float) -> None:
         """Write the new vectors of a page, commit its cursor, and keep to the limits."""
@@ -283,7 +279,7 @@ class Run:
         if page.cursor is None:
             position["phase"] = "index"
         self._save(position, found=found)
-        self._count_ahead(self._facts.get("ahead", 0) - len(page.ids))
+        self._ahead -= len(page.ids)
         self._report("sweep")
         self._progress.checkpoint(position["rows"], {"rows": torch.tensor(position["rows"])})
         if (a_second := self._limits.get("rows_per_second")) is not None:
@@ -338,7 +334,8 @@ class Run:
     def _report(self, phase: str) -> None:
         """Tell the client how far the run is."""
         rows, total = self._position.get("rows", 0), self._position.get("total", 0)
-        rows += self._facts.get("ahead", 0)  # a page is written whole, which may take a minute
+        self._facts["ahead"] = max(0, self._ahead, self._embedded_first - rows)
+        rows += self._facts["ahead"]  # a page is written whole, which may take a minute
         self._facts["phase"] = phase
         away = self._away if phase == "waiting" else None
         self._facts["waiting"] = away and away.document()

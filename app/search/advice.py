@@ -14,23 +14,20 @@ from app.jobs import queries as jobs
 from app.maths.relevance.advice import (
     ADVISED_OPTIONS,
     FEWEST_QUERIES,
+    LOW_PRICE,
     AdvisedOption,
     GainOverKeep,
     IndexFacts,
     MeasuredOption,
-    RankedOption,
     rank_options,
 )
 from app.search.scoring import embeds_texts
 from app.search.weights import comparison_of, default_weight_of
 from app.translate import estimate as translator_reports
 from app.translate import service as apply
-from app.translate.maps import FitRequest, ServedMap
+from app.translate.maps import FitRequest
 from app.translate.service import Translation
 from app.types import EncoderKind, JobKind, JobState
-
-#: embedding every item again leads where it costs and takes at most this
-LOW_PRICE, LOW_SECONDS = 20.0, 3_600.0
 
 #: warnings that speak against any translation by these anchors
 UNRELIABLE = frozenset({"useless-anchors", "foreign-anchors", "few-anchors", "made-pairs"})
@@ -97,79 +94,24 @@ def advise(
     if runs is None and source.encoder.kind != EncoderKind.external:
         runs = True
     compared = comparison_of(source.encoder, target.encoder) if runs is not False else None
-    options = [asdict(each) for each in _rank(known, served, judged, compared, runs)]
-    row = translator_reports.find_with_report(
-        services, context.project, served.id, between=(source.id, target.id)
-    )
-    weight = (judged["fuse"] or {}).get("weight")
-    names = source.encoder.name, target.encoder.name
-    basis, why = _basis(judged, compared, known, *names, gone=runs is False)
     runs_here = target.encoder.kind not in (EncoderKind.external, EncoderKind.openai)
-    price = 0.0 if known.price is None and runs_here else known.price
-    if known.text_exists and None in (price, known.seconds):
-        why += f" If a plan to embed all costs at most {LOW_PRICE:g} and an hour, do that."
-    elif known.text_exists and (cheap := _put_first_if_cheap(options, price, known.seconds)):
-        basis, why = "cost", cheap
-    return {
-        "advice": options[0]["name"],
-        "summary": f"{options[0]['name'].capitalize()} leads. {why}",
-        "basis": basis,
-        "comparison": compared,
-        "options": options,
-        "queries": judged["queries"],
-        "evaluation": evaluation,
-        "fuse_weight": default_weight_of(services, source, target) if weight is None else weight,
-        "fidelity": translator_reports.estimate_for(row.report or {}, request.index),
-        "translator": served.id,
-        "method": str(served.method),
-        "warnings": [each._asdict() for each in served.warnings],
-    }
-
-
-def _put_first_if_cheap(
-    options: list[dict[str, Any]], price: float | None, seconds: float | None
-) -> str | None:
-    """Move re-embedding to the first place if it is cheap and not known to be worse than keep, and
-    return why.
-    """
-    assert price is not None
-    assert seconds is not None
-    again = next(each for each in options if each["name"] == "re-embed")
-    is_worse = again["over_keep"] is not None and again["over_keep"]["high"] < 0
-    if price > LOW_PRICE or seconds > LOW_SECONDS or is_worse:
-        return None
-    again["reason"] = (
-        f"To embed every item costs {price:,.2f} and takes {max(seconds / 60, 1):,.0f} min, below "
-        f"the limit of {LOW_PRICE:g} and one hour: do it."
-    )
-    options.sort(key=lambda each: each is not again)
-    return str(again["reason"])
-
-
-def _rank(
-    known: AdviceFacts,
-    served: ServedMap,
-    judged: Mapping[str, Any],
-    compared: Mapping[str, Any] | None,
-    runs: bool | None,
-) -> list[RankedOption]:
-    """Return the options for a fitted map, best first, by judged queries and a comparison."""
-    assert served.pair is not None
-    source, target = served.pair
     # Old scores count in native ones, unless the old encoder is gone.
     fuses = "native-fuse" in judged["results"] if runs is None else runs
     measured: dict[AdvisedOption, str] = {name: name for name in ADVISED_OPTIONS}
     measured["native"] = "native-fuse" if fuses else "native-cascade"
-    return rank_options(
-        IndexFacts(
-            source.anchor_set.size,
-            reliable=not UNRELIABLE & {each.code for each in served.warnings},
-            old_encoder_runs=runs,
-            text_exists=known.text_exists,
-            new_encoder_runs=embeds_texts(target.encoder),
-            difference=compared["difference"] if compared else None,
-            half_width=compared["difference"] - compared["interval"][0] if compared else 0.0,
-        ),
+    facts = IndexFacts(
+        source.anchor_set.size,
+        reliable=not UNRELIABLE & {each.code for each in served.warnings},
+        old_encoder_runs=runs,
+        text_exists=known.text_exists,
+        new_encoder_runs=embeds_texts(target.encoder),
+        difference=compared["difference"] if compared else None,
+        half_width=compared["difference"] - compared["interval"][0] if compared else 0.0,
+        price=0.0 if known.price is None and runs_here else known.price,
+        seconds=known.seconds,
+    )
+    ranked = rank_options(
+        facts,
         {
             name: _measured(judged["results"][option])
             for name, option in measured.items()
@@ -178,6 +120,31 @@ def _rank(
         judged["queries"],
         {name: judged["missing"].get(option, ()) for name, option in measured.items()},
     )
+    best = ranked[0]
+    row = translator_reports.find_with_report(
+        services, context.project, served.id, between=(source.id, target.id)
+    )
+    weight = (judged["fuse"] or {}).get("weight")
+    names = source.encoder.name, target.encoder.name
+    basis, why = _basis(judged, compared, known, *names, gone=runs is False)
+    if facts.is_cheap and best.name == "re-embed":
+        basis, why = "cost", best.reason
+    elif known.text_exists and known.seconds is None:
+        why += f" If a plan to embed all costs at most {LOW_PRICE:g} and an hour, do that."
+    return {
+        "advice": best.name,
+        "summary": f"{best.name.capitalize()} leads. {why}",
+        "basis": basis,
+        "comparison": compared,
+        "options": [asdict(each) for each in ranked],
+        "queries": judged["queries"],
+        "evaluation": evaluation,
+        "fuse_weight": default_weight_of(services, source, target) if weight is None else weight,
+        "fidelity": translator_reports.estimate_for(row.report or {}, request.index),
+        "translator": served.id,
+        "method": str(served.method),
+        "warnings": [each._asdict() for each in served.warnings],
+    }
 
 
 def _basis(

@@ -200,7 +200,7 @@ def _native_count(
     if not has_texts:
         raise InvalidRequest(
             "`native` embeds texts of the store, which was connected without `text_field`. "
-            "Connect it again with `text_field`, or remove `native`.",
+            "Disconnect it, and connect it again with `text_field`, or remove `native`.",
             field="native",
         )
     require_texts_encoder(target)

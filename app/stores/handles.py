@@ -62,31 +62,21 @@ class StoreAddress:
     projects: frozenset[str] = frozenset({"default"})
 
 
-def find_address(addresses: Mapping[str, StoreAddress], name: str, project: str) -> StoreAddress:
-    """Return the address. Raises AddressNotListed if this project may not use one of that name."""
-    address = addresses.get(name)
-    if address is None or project not in address.projects:
-        # Somebody may send a URL with a password: only what looks like a name is repeated.
-        named = f"named {name!r}" if _NAME.fullmatch(name) else "of that name"
-        listed = [repr(each) for each, entry in addresses.items() if project in entry.projects]
-        raise AddressNotListed(
-            f"The server has no store address {named} for this project. Ask the operator to add it "
-            f"to ANCHORAGE_STORES, which has {', '.join(listed[:5]) or 'none'} for this project.",
-            field="address",
-        )
-    return address
-
-
-def name_address(addresses: Mapping[str, StoreAddress], given: str, project: str) -> str:
-    """Return the name of an address, which may be given by its URL without the password.
-
-    Raises AddressNotListed.
-    """
-    for name, each in addresses.items():
-        if project in each.projects and without_password(each.url) == given:
-            return name
-    find_address(addresses, given, project)
-    return given
+def find_address(
+    addresses: Mapping[str, StoreAddress], given: str, project: str
+) -> tuple[str, StoreAddress]:
+    """Return both by the name, or by the URL without its password. Raises AddressNotListed."""
+    own = {name: each for name, each in addresses.items() if project in each.projects}
+    for name, each in own.items():
+        if given in (name, without_password(each.url)):
+            return name, each
+    # Somebody may send a URL with a password: only what looks like a name is repeated.
+    named = f"named {given!r}" if _NAME.fullmatch(given) else "of that name"
+    raise AddressNotListed(
+        f"The server has no store address {named} for this project. Ask the operator to add it "
+        f"to ANCHORAGE_STORES, which has {', '.join(map(repr, own)) or 'none'} for this project.",
+        field="address",
+    )
 
 
 class StoreHandles:
@@ -105,7 +95,7 @@ class StoreHandles:
         """
         return StoreLocation(
             kind=row.kind,
-            url=find_address(self.addresses, row.address, row.project).url,
+            url=find_address(self.addresses, row.address, row.project)[1].url,
             collection=row.collection,
             vector_field=row.options.get("vector_field"),
             id_field=row.options.get("id_field"),

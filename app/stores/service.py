@@ -26,7 +26,7 @@ from app.errors import (
 )
 from app.openai import queries as aliases
 from app.stores import queries as store_queries
-from app.stores.handles import STORE_ANSWER_S, name_address
+from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.port import (
     Capabilities,
     Search,
@@ -65,7 +65,7 @@ def create_store(services: Services, context: RequestContext, new: NewStore) -> 
     _check_collection(new)
     parse_template(new.text_field or "")
     require_known_options(new.kind, new.options, new.id_field, new.vector_field)
-    address = name_address(services.stores.addresses, new.address, context.project)
+    address, _ = find_address(services.stores.addresses, new.address, context.project)
     new = new.model_copy(update={"address": address})
     with services.db.transaction() as session:
         encoder = _require_names(session, context, new)

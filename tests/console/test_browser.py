@@ -31,8 +31,6 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 #: the size of a small phone; the height shows whole pages, which then load whole
 PHONE = {"width": 360, "height": 9_000}
 
-PAIR = {"source": "old", "target": "new", "anchor_set": "faq"}
-
 
 def hostile(kind: str) -> str:
     """A text that is markup wherever a page forgets to escape it."""

@@ -111,9 +111,7 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert enabled(page) == ["cutover", "verify", "abandon"]
     assert "No name follows this store." in page
     assert "Next: Cut over" in planned.client.get("/console").text
-    page = press(planned, "cutover")
-    assert enabled(page) == ["rollback", "finish", "verify"]
-    assert 'class="button "' in page
+    assert enabled(press(planned, "cutover")) == ["rollback", "finish", "verify"]
     assert "with vectors of <code>new</code>" in planned.client.get("/console").text
     seen = planned.client.get("/stores/docs").json()
     assert (seen["encoder"], seen["space"]["verdict"], seen["dim"]) == ("new", "matches", 24)
@@ -145,9 +143,9 @@ def test_limits_of_a_form_are_numbers_and_are_kept(planned: Shop) -> None:
 
 
 def test_a_step_that_is_not_possible_has_no_page_and_changes_nothing(planned: Shop) -> None:
-    for step, status, code in (("cutover", 409, "wrong-state"), ("finish", 409, "wrong-state")):
+    for step in ("cutover", "finish"):
         answer = planned.client.get(f"{PAGE}/steps/{step}")
-        assert (answer.status_code, code in answer.text) == (status, True)
+        assert (answer.status_code, "wrong-state" in answer.text) == (409, True)
     [migration] = planned.client.get("/migrations").json()["migrations"]
     own = {"migration": migration["id"]}
     assert planned.client.post(f"{PAGE}/steps/finish", data=own).status_code == 409

@@ -59,7 +59,7 @@ NOWHERE = {
     "key": "7" * 32,
 }
 
-SUGGESTION = re.compile(r" Did you mean '[^']*'\?")
+SUGGESTION = re.compile(r" (Did you mean|This project has) [^.?]*[.?]")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ and the order follows what was measured on other collections.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -65,6 +65,9 @@ EXPECTED_GAINS: dict[AdvisedOption, tuple[float, float, float]] = {
     "re-embed": (0.0, 1.0, 0.1),
 }
 
+#: Embedding every item again leads where it costs and takes at most this.
+LOW_PRICE, LOW_SECONDS = 20.0, 3_600.0
+
 #: Half of the 95 % interval of d by 250 texts, which the widths above contain.
 USUAL_HALF_WIDTH = 0.04
 
@@ -89,6 +92,7 @@ class IndexFacts:
     new_encoder_runs  whether the service can encode texts with the new encoder
     difference        the new encoder's MRR less the old one's, by `cloze`; None: not compared
     half_width        half of its 95 % interval
+    price, seconds    of embedding every item again; None: not known
     """
 
     anchors: int
@@ -98,6 +102,15 @@ class IndexFacts:
     new_encoder_runs: bool = False
     difference: float | None = None
     half_width: float = 0.0
+    price: float | None = None
+    seconds: float | None = None
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether there are texts, and to embed them all costs little."""
+        if not self.text_exists or self.price is None or self.seconds is None:
+            return False
+        return self.price <= LOW_PRICE and self.seconds <= LOW_SECONDS
 
     @property
     def suits_fuse(self) -> bool:
@@ -180,6 +193,15 @@ def rank_options(
         near = [name for name in free if free[name] >= max(free.values()) - LEAST_DIFFERENCE]
         order.append(min(near, key=lambda name: (UNIT_COSTS[name], -worth[name])))
         del worth[order[-1]]
+    again = options["re-embed"]
+    if facts.is_cheap and not (again.over_keep and again.over_keep.high < 0):
+        options["re-embed"] = replace(
+            again,
+            reason=f"To embed every item costs {facts.price:,.2f} and takes "
+            f"{max((facts.seconds or 0) / 60, 1):,.0f} min, below the limit of {LOW_PRICE:g} and "
+            "one hour: do it.",
+        )
+        order.insert(0, "re-embed")
     return [options[name] for name in dict.fromkeys([*order, *usual, *ADVISED_OPTIONS])]
 
 
