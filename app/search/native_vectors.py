@@ -223,12 +223,17 @@ class _Work:
     def run(self) -> AnswerWarning | None:
         """Return why texts were left out. Raises what `encode` does, unless it is about a text."""
         is_local = self.encoder.kind == EncoderKind.sentence_transformers
-        left, size = self._find(list(self.texts)), 1
-        while left:
+        order, start, size = list(self.texts), 0, 1
+        wanted = set(self._find(order))
+        while start < len(order):
             self._stop_if_late()
             is_late = time.monotonic() > self.ends
             size = LATE_TEXTS if is_late else min(2 * size, PIECE_TEXTS)
-            piece, left = (left[:size], left[size:]) if is_local else (left, [])
+            # Pieces of two equal requests are the same, whatever was found when they began.
+            end = start + size if is_local else len(order)
+            piece, start = [each for each in order[start:end] if each in wanted], end
+            if not piece:
+                continue
             with LATE if is_late else nullcontext():
                 allowed = self._find_or_embed(piece)
             if not allowed:

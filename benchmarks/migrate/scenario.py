@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.migrate import latencies, recall, truth
 from benchmarks.migrate.postgres import Database, disk, lsn
-from benchmarks.migrate.rows import Collection, Numbers
+from benchmarks.migrate.rows import Collection
 from benchmarks.migrate.service import CONCURRENCY, Service
 from benchmarks.migrate.table import TABLE, definitions, leftovers
 from benchmarks.migrate.workload import Load, Workload
@@ -94,7 +94,7 @@ def run(database: Database, rows: Collection, options: Options, folder: Path) ->
         scene = Scene(database, service, rows, options, folder, workload, admin, before)
         try:
             service.register(vectors, url)
-            _play(scene, anchors)
+            _play(scene)
         except Exception as error:  # what was measured until then is worth keeping
             traceback.print_exc()
             scene.report["stopped"] = f"{type(error).__name__}: {error}"
@@ -102,7 +102,7 @@ def run(database: Database, rows: Collection, options: Options, folder: Path) ->
     return scene.report
 
 
-def _play(scene: Scene, anchors: Numbers) -> None:
+def _play(scene: Scene) -> None:
     _connect(scene)
     with scene.phase("before"):
         scene.quiet()
@@ -114,18 +114,18 @@ def _play(scene: Scene, anchors: Numbers) -> None:
             scene.admin, scene.rows.vectors[NEW][scene.rows.queries[:RECALL_QUERIES]]
         )
         scene.quiet()
-    _compare(scene, 1, anchors, found)
+    _compare(scene, 1, found)
     with scene.phase("after comparison"):  # it reads all rows: clients bring the indexes back
         scene.quiet()
     _switch(scene, "rollback", 0)
     with scene.phase("after rollback"):
         scene.quiet()
-    _compare(scene, 0, anchors, None)
+    _compare(scene, 0, None)
     _verify(scene, "second verify")
     _switch(scene, "second cutover", 1)
     with scene.phase("finish"):
         scene.service.step(scene.migration, "finish")
-    _compare(scene, 1, anchors, None, "rows after finish")
+    _compare(scene, 1, None, "rows after finish")
     scene.report["control"] = {
         "different": sorted(definitions(scene.admin) ^ scene.control),
         "ours": leftovers(scene.admin),
@@ -233,14 +233,14 @@ def _switch(scene: Scene, name: str, side: int) -> None:
     scene.report[name] = {"request_s": took, **answer["found"].get(step, {})}
 
 
-def _compare(scene: Scene, side: int, anchors: Numbers, found: Any, name: str = "") -> None:
+def _compare(scene: Scene, side: int, found: Any, name: str = "") -> None:
     """Hold the writes, and compare every row with what it must be."""
     scene.workload.hold()
     names = {"anchor_set": "anchors", "source": ENCODERS[1 - side], "target": ENCODERS[side]}
     expected = scene.expected()
     table = truth.read_vectors(scene.admin)
     want = truth.wanted(
-        scene.rows, ENCODERS, side, lambda some: scene.service.translate(some, **names), anchors
+        scene.rows, ENCODERS, side, lambda some: scene.service.translate(some, **names)
     )
     if scene.options.embeds:
         want = lambda sources, by_new: scene.rows.embed(ENCODERS[side], sources)  # noqa: E731

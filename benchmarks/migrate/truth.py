@@ -145,18 +145,17 @@ def wanted(
     encoders: tuple[str, str],
     side: int,
     translate: Translate,
-    known: NDArray[np.int64],
 ) -> Callable[[Numbers, Any], Vectors]:
     """The vectors that rows must have on a side: 0 before a cutover or after a rollback.
 
     A row keeps the vector of the encoder that wrote it on its own side. On the other one it has the
-    translated vector, or that of the anchor which it equals.
+    translated vector.
     """
 
     def want(sources: Numbers, by_new: NDArray[np.bool_]) -> Vectors:
         own = by_new == bool(side)
         vectors = rows.embed(encoders[side], sources)
-        other = np.flatnonzero(~own & ~np.isin(sources, known))
+        other = np.flatnonzero(~own)
         if len(other):
             vectors[other] = translate(rows.embed(encoders[1 - side], sources[other]))
         return vectors

@@ -427,7 +427,8 @@ def test_a_paused_run_loses_at_most_a_batch(table: Table, endpoint: FakeEndpoint
     migrations.change_limits(table.services, CONTEXT, moving.id, {"rows_per_second": None})
     moving.do("run")
     assert wrong_rows(moving) == {9}
-    assert len(endpoint.texts) == ROWS - 2
+    # A pause does not wait for answers: half a batch of texts may be on its way.
+    assert ROWS - 2 <= len(endpoint.texts) <= ROWS - 2 + 20
 
 
 def test_texts_beyond_the_servers_limit_are_cut_and_counted(
