@@ -334,7 +334,8 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
             f"{facts[name]:,} {name}" for name in ("encoded", "skipped", "truncated") if facts[name]
         ]
         spent = [] if facts["spent"] is None else [f"{facts['spent']:,.2f} spent"]
-        typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows: {', '.join(more + spent)}.")
+        details = ": " * bool(more + spent) + ", ".join(more + spent)
+        typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows{details}.")
     for step in ("cutover", "rollback"):
         if step in found["found"] and found["state"] in ("cut-over", "rolled-back"):
             typer.echo(f"{step}: clients waited {found['found'][step]['pause_s']:.3f} s.")

@@ -159,7 +159,7 @@ def _read_new(store: Store) -> tuple[_StoreContents, str | None]:
             raise StoreUnsupported(
                 f"None of {len(ids)} sampled rows has text in `{field}`. A row has the fields "
                 f"{', '.join(named)}. Name the one that holds the text in `text_field`, or leave "
-                "it out.",
+                "it out, and translate the vectors.",
                 field="text_field",
             )
     return contents, store.location.text_field
