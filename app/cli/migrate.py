@@ -135,6 +135,11 @@ def migrate(
             choices |= {"store": store, "force_space": force_space}
             migration = client.migrations.create(**choices, **limits)
             undo.callback(migration.abandon)
+        if only_plan and migration.state != "planned":
+            raise typer.BadParameter(
+                f"The migration of {store} is {migration.state}: it cannot be planned again. See "
+                f"it by: anchorage migrate status {store}"
+            )
         if only_plan and as_json:
             print_json({"migration": migration.id, **migration.plan})
         elif migration.state == "planned":
@@ -206,7 +211,10 @@ STEPS = {
     "pause": ("Stop a run after its present batch. `run` continues from there.", ""),
     "cutover": ("Make the store's clients see the new vectors. `rollback` undoes it.", ""),
     "rollback": ("Make the store's clients see the old vectors again. The new ones stay.", ""),
-    "finish": ("Delete the old vectors: the end of rollbacks.", "Delete the old vectors of {}?"),
+    "finish": (
+        "Delete the old vectors: the end of rollbacks.",
+        "Delete the old vectors of {}, for good?",
+    ),
     "abandon": ("Delete the new vectors. The store stays.", "Delete the new vectors of {}?"),
 }
 for _name, (_help, _question) in STEPS.items():
@@ -254,10 +262,11 @@ def _change(
     """Set the limits of a migration, which pauses for it. Raises typer.BadParameter."""
     for name, wanted in choices.items():
         if wanted not in (None, is_now := migration.data[name]):
-            store = migration.data["store"]
+            store, state = migration.data["store"], migration.state
+            end = {"cut-over": "finish", "running": "pause"}.get(state, "abandon")
             raise typer.BadParameter(
                 f"{store} has a migration with `{name}` {is_now}. Leave the option out, or first "
-                f"run: anchorage migrate abandon {store}"
+                f"run: anchorage migrate {end} {store}"
             )
     if all(limit is None for limit in limits.values()):
         return migration
@@ -327,13 +336,15 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    from anchorage_client.progress import describe_absence, money
+
     facts, error, store = found["progress"], found["error"], found["store"]
     typer.echo(f"The migration {found['id']} of {store} is {found['state']}.")
     if facts["rows"]:
         more = [
             f"{facts[name]:,} {name}" for name in ("encoded", "skipped", "truncated") if facts[name]
         ]
-        spent = [] if facts["spent"] is None else [f"{facts['spent']:,.2f} spent"]
+        spent = [] if facts["spent"] is None else [f"{money(facts['spent'])} spent"]
         details = ": " * bool(more + spent) + ", ".join(more + spent)
         typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows{details}.")
     for step in ("cutover", "rollback"):
@@ -344,8 +355,6 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
         if error["code"] == "limit-reached":
             warn(f"To go on: anchorage migrate {store} --max-price {facts['price_of_all']:.6g}")
     if facts["waiting"]:
-        from anchorage_client.progress import describe_absence
-
         warn(f"{describe_absence(facts['waiting'])}.")
     if facts["phase"] == "settling":
         typer.echo("Rows that clients wrote in that moment are being embedded again: seconds.")
@@ -358,7 +367,7 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
 
 def _print_plan(plan: Mapping[str, Any]) -> None:
     """Print what the move costs, what translations are worth, and the notes."""
-    from anchorage_client.progress import duration
+    from anchorage_client.progress import duration, money
 
     if plan["space"]["verdict"] != "unknown":  # a note says it
         print_space(plan["space"], plan["source"])
@@ -369,7 +378,7 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         facts += [
             ("with a text", f"about {cost['rows_with_text']:,}"),
             ("tokens", f"about {cost['tokens']:,}, by {counted}"),
-            ("price", "unknown: --price-per-million-tokens" if price is None else f"{price:,.2f}"),
+            ("price", "unknown: --price-per-million-tokens" if price is None else money(price)),
         ]
     seconds, disk = cost["seconds"], cost["disk_bytes"]
     facts += [

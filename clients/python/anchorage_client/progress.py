@@ -19,7 +19,7 @@ def describe(made: Mapping[str, Any]) -> str:
         str(made.get("phase") or ""),
         describe_absence(away) if away else "",
         f"{speed:,.0f} rows/s" if speed else "",
-        "" if spent is None else f"{spent:,.2f} spent",
+        "" if spent is None else f"{money(spent)} spent",
     ]
     return ", ".join(filter(None, parts))
 
@@ -28,6 +28,11 @@ def describe_absence(away: Mapping[str, Any]) -> str:
     """Return why a migration waits, when it asks again, and when it pauses."""
     again, pauses = duration(away["again_s"]), duration(away["pauses_s"])
     return f"{away['detail']} Asks again in {again}, pauses after {pauses} without an answer"
+
+
+def money(value: float) -> str:
+    """Return a price to the cent, and below .1 with two digits."""
+    return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
 
 
 def duration(seconds: float) -> str:
