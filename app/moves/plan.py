@@ -348,11 +348,11 @@ def _notes(
         notes["no-estimate"] = (
             "There are too few anchors to estimate a recall. Add anchors to the set."
         )
-    if space.get("verdict") == "unknown":
+    if space.get("verdict") == "unknown" and plan["fill"] == "translate":
         notes["space-unknown"] = (
             f"Nothing shows whether {plan['source']} made the vectors of this store: to compare, "
             "the service needs at least some hundred rows, and anchors of the same kind of "
-            "content. You said so when you connected the store. If you are sure, go on."
+            "content. If you are sure, go on."
         )
     if space.get("mixture"):
         notes["mixed-rows"] = f"{space['mixture']}."
