@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 
 from tests.e2e.conftest import Server
 from tests.waiting import until
@@ -39,7 +40,12 @@ def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_d
     with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         for name, dim in (("first", 8), ("second", 6)):
             assert http.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
-        job = http.post("/bootstrap", json=endless_bootstrap).json()["id"]
+        # Pools of 200 are over before a quick machine has started again.
+        pools = {
+            f"{side}_pool": np.random.default_rng(9).normal(size=(1000, dim)).tolist()
+            for side, dim in (("source", 8), ("target", 6))
+        }
+        job = http.post("/bootstrap", json={**endless_bootstrap, **pools}).json()["id"]
         until(lambda: http.get(f"/jobs/{job}").json()["state"] == "running")
         with http.stream("GET", f"/jobs/{job}/events") as stream:
             lines = stream.iter_lines()
