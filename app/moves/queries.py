@@ -29,7 +29,7 @@ TRANSLATED_BACK = "translated_back"
 def migration(
     session: Session, project: str, migration_id: str, *, lock: bool = False
 ) -> MigrationRow:
-    """Return a migration of the project. `lock`: until the transaction ends, nobody writes it."""
+    """Return a migration of the project. With `lock`, only this transaction may change it."""
     if lock:  # SQLite, which has no FOR UPDATE, has one writer at a time
         same = {"updated_at": MigrationRow.updated_at}
         session.execute(update(MigrationRow).where(MigrationRow.id == migration_id).values(same))

@@ -59,8 +59,9 @@ def compare_later(
 def compare_once(
     services: Services, context: RequestContext, store: tables.StoreRow, target: tables.EncoderRow
 ) -> bool:
-    """Queue a comparison on a store's texts of its encoder and a target, if there never was one and
-    it is free: the service runs both in its own processes. Return whether nobody needs to be asked.
+    """Queue a comparison on a store's texts of its encoder and a target, if there never was one.
+
+    Return False, and queue nothing, where an endpoint would charge for it: a person decides.
     """
     source = store.encoder
 

@@ -229,7 +229,7 @@ class _Work:
             self._stop_if_late()
             is_late = time.monotonic() > self.ends
             size = LATE_TEXTS if is_late else min(2 * size, PIECE_TEXTS)
-            # Pieces of two equal requests are the same, whatever was found when they began.
+            # Two equal requests cut their texts alike, so that neither embeds a text of the other.
             end = start + size if is_local else len(order)
             piece, start = [each for each in order[start:end] if each in wanted], end
             if not piece:

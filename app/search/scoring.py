@@ -382,8 +382,8 @@ class _Scores:
             place: each for place, each in zip(places, vectors, strict=True) if each is not None
         }
         if there:
-            rows = torch.tensor(sorted(there))
-            found = torch.stack([there[place] for place in sorted(there)])
+            ordered = sorted(there)
+            rows, found = torch.tensor(ordered), torch.stack([there[each] for each in ordered])
             owned = torch.bincount(maths.owners_of(self.counts)[rows], minlength=len(self.counts))
             self.native[rows] = scoring.compare(scoring.queries, found, owned.tolist())
 

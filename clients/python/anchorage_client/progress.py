@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -32,7 +33,8 @@ def describe_absence(away: Mapping[str, Any]) -> str:
 
 def money(value: float) -> str:
     """Return a price to the cent, and below .1 with two digits."""
-    return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
+    digits = 2 if value >= 0.1 or value == 0 else min(8, 1 - math.floor(math.log10(value)))
+    return f"{value:,.{digits}f}"
 
 
 def duration(seconds: float) -> str:
