@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(300)
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ended before or while it was read
         return False
 
 
