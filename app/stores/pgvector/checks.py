@@ -44,7 +44,7 @@ SELECT code, detail FROM t, LATERAL (VALUES
   ('details', EXISTS (SELECT FROM pg_attribute a WHERE (a.attrelid = t.oid
       OR a.attrelid IN (SELECT indexrelid FROM pg_index WHERE indrelid = t.oid))
       AND a.attnum > 0 AND NOT a.attisdropped
-      AND (coalesce(a.attstattarget, -1) >= 0 OR a.attoptions IS NOT NULL))
+      AND (a.attstattarget >= 0 OR a.attoptions::text !~ '^{pg_attver=[0-9]+}$'))
     OR EXISTS (SELECT FROM pg_description d WHERE (d.classoid, d.objoid) IN (
       SELECT 'pg_class'::regclass::oid, indexrelid FROM pg_index WHERE indrelid = t.oid
       UNION ALL SELECT 'pg_trigger'::regclass, oid FROM pg_trigger WHERE tgrelid = t.oid
