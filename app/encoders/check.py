@@ -85,7 +85,6 @@ class EncoderCheck(BaseModel):
     max_deviation: float | None = Field(
         None, description="Largest norm of a difference, divided by the norm of the old vector."
     )
-    mean_cosine: float | None = Field(None, description="Mean cosine of new and old vectors.")
     noise: float | None = Field(
         None, description="Largest deviation between two embeddings of one anchor now."
     )
@@ -144,11 +143,7 @@ def compare_with_client(
         )
     ours = encode(services, context, encoder, inputs.values, role=inputs.role).vectors
     deviation = float(drift.deviations(ours, theirs).max())
-    measures: dict[str, object] = {
-        "inputs": len(ours),
-        "max_deviation": deviation,
-        "mean_cosine": float(drift.cosines(ours, theirs).mean()),
-    }
+    measures: dict[str, object] = {"inputs": len(ours), "max_deviation": deviation}
     if deviation <= NEAR_DEVIATION:
         near = f"the vectors differ by at most {deviation:.2%}, as in half precision"
         detail = EQUAL if deviation <= drift.HALF_DEVIATION else near
@@ -276,7 +271,6 @@ def _check(services: Services, context: RequestContext, encoder: tables.EncoderR
         anchor_set=space.anchor_set.name,
         inputs=len(new) + len(again),
         max_deviation=float(found.deviations.max()),
-        mean_cosine=float(found.cosines.mean()),
         noise=noise,
     )
 

@@ -121,9 +121,7 @@ def advise(
         {name: judged["missing"].get(option, ()) for name, option in measured.items()},
     )
     best = ranked[0]
-    row = translator_reports.find_with_report(
-        services, context.project, served.id, between=(source.id, target.id)
-    )
+    row = translator_reports.report_of(services, served)
     weight = (judged["fuse"] or {}).get("weight")
     names = source.encoder.name, target.encoder.name
     basis, why = _basis(judged, compared, known, *names, gone=runs is False)

@@ -25,10 +25,6 @@ class AlignmentOut(BaseModel):
         description="Estimated share of items whose translation is nearest to the right one of "
         "`index` items, 0 to 1."
     )
-    mean_rank_share: float = Field(
-        description="Estimated mean rank of the right item, as a share of `index`: 0 is always "
-        "first. Usually too large."
-    )
     index: int = Field(description="Number of items searched.")
     found_again: float | None = Field(
         None,
@@ -43,8 +39,8 @@ class AlignmentOut(BaseModel):
     attempts: int | None = Field(None, description="Number of attempts. Null with seeds.")
     seeds: int = Field(
         0,
-        description="Number of seeds. With seeds, `right` and `mean_rank_share` are measured on "
-        "seeds that the alignment has not seen.",
+        description="Number of seeds. With seeds, `right` is measured on seeds that the alignment "
+        "has not seen.",
     )
     recall: float | None = Field(
         None,

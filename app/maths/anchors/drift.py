@@ -37,13 +37,12 @@ SHORT_SHARE = 1e-3
 class Drift:
     """The change of k vectors.
 
-    deviations  (k,) |new - old| / |old|, and cosines (k,)
+    deviations  (k,) |new - old| / |old|
     changed     (k,) which rows have changed: none for `rescaled`
     """
 
     verdict: DriftVerdict
     deviations: Float64[Tensor, " k"]
-    cosines: Float64[Tensor, " k"]
     changed: Bool[Tensor, " k"]
 
 
@@ -61,14 +60,14 @@ def compare_embeddings(
     new / |new| and old / |old| is; `changed`: neither.
     """
     old, new = old.double(), new.double()
-    deviation, cosine_rows = deviations(old, new), cosines(old, new)
+    deviation = deviations(old, new)
     differ = _changed_rows(deviation, noise)
     if not bool(differ.any()):
-        return Drift("unchanged", deviation, cosine_rows, differ)
+        return Drift("unchanged", deviation, differ)
     if float(differ.double().mean()) <= 0.5:
-        return Drift("changed", deviation, cosine_rows, differ)
+        return Drift("changed", deviation, differ)
     turned = _changed_rows(deviations(unit(old), unit(new)), noise)
-    return Drift("changed" if bool(turned.any()) else "rescaled", deviation, cosine_rows, turned)
+    return Drift("changed" if bool(turned.any()) else "rescaled", deviation, turned)
 
 
 def deviations(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[Tensor, " k"]:
@@ -77,13 +76,6 @@ def deviations(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[
     lengths = row_norms(old)
     least = max(SHORT_SHARE * float(lengths.mean()), torch.finfo(torch.float32).tiny)
     return row_norms(new - old) / lengths.clamp_min(least)
-
-
-def cosines(old: Float[Tensor, "k d"], new: Float[Tensor, "k d"]) -> Float64[Tensor, " k"]:
-    """The cosine of each row, about the origin; 1 of two zero rows, 0 of one."""
-    old, new = old.double(), new.double()
-    both_zero = (row_norms(old) == 0) & (row_norms(new) == 0)
-    return torch.where(both_zero, 1.0, (unit(old) * unit(new)).sum(dim=1).clamp(-1.0, 1.0))
 
 
 def _changed_rows(deviations: Float64[Tensor, " k"], noise: float) -> Bool[Tensor, " k"]:

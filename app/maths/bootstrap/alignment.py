@@ -116,15 +116,13 @@ AGREEMENT_POWER = 0.125
 class AlignmentEstimate:
     """An estimate from two maps whose starts share no item.
 
-    right            share of items whose translation is nearest to the right item among `index`
-    mean_rank_share  mean rank, less 1, that one map gives to the other's nearest item, over `index`
-    found_again      above
-    agreement        above
-    index            items that are searched
+    right        share of items whose translation is nearest to the right item among `index`
+    found_again  above
+    agreement    above
+    index        items that are searched
     """
 
     right: float
-    mean_rank_share: float
     found_again: float
     agreement: float
     index: int
@@ -154,7 +152,6 @@ def compare_maps(
     found = float((own == 1).double().mean())
     return AlignmentEstimate(
         right=found * agreement**AGREEMENT_POWER,
-        mean_rank_share=float(behind.double().mean()) / index,
         found_again=found,
         agreement=agreement,
         index=index,

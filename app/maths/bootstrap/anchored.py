@@ -80,7 +80,6 @@ class AnchoredAlignment:
     recall_alone  the same by the anchors alone
     right         share of held-out anchors whose translation is nearest to their own vector, with
                   the unpaired vectors
-    mean_rank_share  mean rank, less 1, of that vector, over `index`
     index         vectors that are searched
     """
 
@@ -89,7 +88,6 @@ class AnchoredAlignment:
     recall: float
     recall_alone: float
     right: float
-    mean_rank_share: float
     index: int
 
 
@@ -124,7 +122,6 @@ def align_by_anchors(
         recall=float(aligned[0].mean()),
         recall_alone=float(alone[0].mean()),
         right=float((aligned[1] == 0).double().mean()),
-        mean_rank_share=float(aligned[1].mean()) / (len(drawn) + len(held_out)),
         index=len(drawn) + len(held_out),
     )
 

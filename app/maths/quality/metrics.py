@@ -61,11 +61,6 @@ def unit(vectors: Float[Tensor, "n d"]) -> Float64[Tensor, "n d"]:
     return unit_rows(vectors, row_norms(vectors))
 
 
-def cosine(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> float:
-    """Mean over the rows of cos(translated_i, native_i), in [-1, 1]."""
-    return float(row_cosines(translated, native).mean())
-
-
 def row_cosines(first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> Float64[Tensor, " n"]:
     """cos(first_i, second_i) of each row, in [-1, 1]."""
     return (unit(first) * unit(second)).sum(dim=1)

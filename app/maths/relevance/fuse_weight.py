@@ -7,7 +7,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.maths.geometry.space import draw_rows, fit_space
-from app.maths.quality.metrics import cosine
+from app.maths.quality.metrics import row_cosines
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 
@@ -88,7 +88,8 @@ def held_out_cosine(x: Float[Tensor, "k dx"], y: Float[Tensor, "k dy"]) -> float
     source, target = fit_space(x[known]), fit_space(y[known])
     options = methods.resolve("graded", {}, anchors=len(known))
     translated = apply(methods.fit("graded", source, target, options), x[held]).vectors
-    return cosine(translated.double() - target.mean, y[held].double() - target.mean)
+    native = y[held].double() - target.mean
+    return float(row_cosines(translated.double() - target.mean, native).mean())
 
 
 def choose_weight(

@@ -23,7 +23,6 @@ def test_pools_that_share_no_item_are_aligned():
     steps = []
     found = align_pools(x, y, settings=SETTINGS, on_step=steps.append)
     assert 0.5 < found.estimate.right <= 1
-    assert 0 <= found.estimate.mean_rank_share < 0.05
     right = normalize(x @ truth)
     assert float((normalize(x @ found.rotation) * right).sum(dim=1).mean()) > 0.95
     assert (len(found.rows), found.directions.shape) == (500, (500, 10))
@@ -36,7 +35,7 @@ def test_maps_agree_with_themselves_and_not_with_others():
     x, y, truth = two_pools(1_000)
     other = orthonormal(9, 10, 12).T
     same = compare_maps(x, y, (truth, truth), seed=0)
-    assert (same.agreement, same.mean_rank_share) == (1, 0)
+    assert same.agreement == 1
     # Items without any topic are all equal, and so not found.
     assert same.right == same.found_again > 0.7
     strange = compare_maps(x, y, (truth, other), seed=0)
