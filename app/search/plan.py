@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from app.errors import (
     WrongState,
     blaming,
 )
+from app.maths.geometry.space import row_norms, unit_rows
 from app.maths.relevance.options import DEFAULT_CANDIDATES
 from app.moves.queries import STEP
 from app.search.compare import compare_once
@@ -321,10 +323,19 @@ def _bridge(
     fit: FitRequest,
     vectors: Tensor,
 ) -> tuple[ServedMap, Tensor]:
-    """Return the map into the store's space, and the queries there."""
+    """Return the map into the store's space, and the queries there.
+
+    A query's length changes no order by products, but where it is unlike that of the anchors, it
+    changes the direction of the translation: it is translated at their usual length.
+    """
     assert fit.source is not None
     back = Translation(replace(fit, source=fit.target, target=fit.source))
     incoming.reserve_answer(services, context, "queries", len(vectors), dim=row.encoder.dim)
     served = prepare_map(services, context, back)
+    kept, shares = served.translator.kept_scale, None
+    if row.by_product and kept is not None:
+        shares = row_norms(vectors) / math.hypot(float(served.translator.source_mean.norm()), kept)
+        vectors = unit_rows(vectors, shares)
     with blaming("queries"):
-        return served, served.start(services, context.project, vectors).result().vectors
+        bridged = served.start(services, context.project, vectors).result().vectors
+    return served, bridged if shares is None else bridged * shares[:, None].float()
