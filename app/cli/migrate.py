@@ -391,6 +391,7 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         line = (
             "Estimate: {recall:.0%} ({low:.0%} to {high:.0%}) of the target's own top {neighbours}"
         )
-        typer.echo(f"{line} among {{index:,}} rows.".format(**estimate))
+        by = ", by inner product," if estimate.get("comparison") == "product" else ""
+        typer.echo(f"{line}{by} among {{index:,}} rows.".format(**estimate))
     for note in plan["notes"]:
         typer.echo(f"Note ({note['code']}): {note['detail']}")

@@ -52,7 +52,9 @@ def show_store_verdict(
     with suppress(AnchorageError):  # what the store holds shows its error
         size = stores.call_row(services, row, lambda opened: opened.facts()).rows or None
     index = size and min(max(size, SMALLEST_INDEX), LARGEST_INDEX)
-    pair = FitRequest(row.encoder.name, target, anchor_set, "auto", {}, index=index)
+    pair = FitRequest(
+        row.encoder.name, target, anchor_set, "auto", row.map_options({}), index=index
+    )
     text_exists = True if row.options.get("text_field") else None
     known = AdviceFacts(text_exists=text_exists, **cost_to_embed(services, row, target))
     advice = advise(services, context, pair, known, newest=True)

@@ -297,9 +297,7 @@ def _estimate(
         return None
     recall = estimated["measures"]["recall"]
     return {
-        "index": estimated["index"],
-        "neighbours": estimated["neighbours"],
-        "measured": estimated["measured"],
+        **{name: estimated[name] for name in ("index", "neighbours", "measured", "comparison")},
         "recall": recall["value"],
         "low": recall["low"],
         "high": recall["high"],

@@ -22,13 +22,13 @@ from app.maths.quality.estimate import (
     estimate,
     more_partitions,
 )
-from app.maths.quality.index_curves import IndexCurves, measure_curves
+from app.maths.quality.index_curves import IndexCurves, comparison_of, measure_curves
 from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.translate import fit_anchors, queries
 from app.translate.maps import ServedMap
 
 #: a report of another version is measured again
-REPORT_VERSION = 9
+REPORT_VERSION = 10
 
 #: cache size of a report
 CACHED_REPORT_BYTES = 32 * 1024
@@ -134,9 +134,13 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         held = crossfit.hold_out(row.method, x, y, row.options)
         basis = None
         if held is not None:
+            comparison = comparison_of(x, y, by_product=row.options["keep_norms"])
             partitions = more_partitions(held, row.method, x, y, row.options)
-            gains = gains_of_all_anchors(row.method, x, y, row.options, held)
-            basis = measure_curves(partitions, y, sample_of(services, row.target), gains=gains)
+            gains = {}  # of products: their curve is one of cosines
+            if comparison == "cosine":
+                gains = gains_of_all_anchors(row.method, x, y, row.options, held)
+            sample = sample_of(services, row.target)
+            basis = measure_curves(partitions, y, sample, gains=gains, comparison=comparison)
         return {
             **facts(row),
             "anchors": count,
@@ -161,10 +165,7 @@ def default_index(row: tables.TranslatorRow) -> int:
 
 
 def estimate_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any] | None:
-    """Return the report's estimate for an index of that many items, or None if it has no estimates.
-
-    Raises OutOfRange.
-    """
+    """Return the report's estimate for an index of that many items; None without any."""
     estimated: dict[str, Any] | None = report.get("estimate")
     if estimated is None or index is None or index == estimated["index"]:
         return estimated

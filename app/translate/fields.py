@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from app.http.fields import Body, Name
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
+from app.maths.quality.index_curves import Comparison
 from app.maths.translators import methods
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import no_flags
@@ -176,6 +177,11 @@ class EstimateOut(BaseModel):
         description="Number of items in the index that is searched. All measures depend on it."
     )
     neighbours: int = Field(description="Number of neighbours for recall.")
+    comparison: Comparison = Field(
+        description="What orders the rows. `cosine`: translated vectors search native ones, by "
+        "cosines less the mean. `product`: native vectors search translated ones by inner product, "
+        "where `keep_norms` is true and lengths of anchors differ."
+    )
     measured: bool = Field(
         description="Whether recall was measured in an index of that size, of held-out anchors and "
         "the store's sample. If not, it is extrapolated."

@@ -51,20 +51,28 @@ def test_the_nearest_rows_are_those_of_native_vectors(
             np.mean([len({*one} & {*best}) for one, best in zip(found, native, strict=True)])
         )
 
-    def search(**options: bool) -> float:
+    def search(mode: str, asked: Tensor = queries, **options: bool) -> list[list[Any]]:
         fields = {"target": "new", "anchor_set": "pairs", "options": options}
-        request = StoreSearchRequest(queries=queries, k=10, mode="cascade", **fields)
+        request = StoreSearchRequest(queries=asked, k=10, mode=mode, **fields)
         found, _ = anyio.run(search_store, on_sqlite, CONTEXT, name, request)
-        return share([each["ids"] for each in found["results"]])
+        return [each["ids"] for each in found["results"]]
 
-    kept = search()
+    kept = share(search("cascade"))
     assert kept >= 6
-    assert search(keep_norms=False) < kept - 2
+    assert share(search("cascade", keep_norms=False)) < kept - 2
+    # The length of a query changes nothing.
+    assert search("bridge", 0.01 * queries) == search("bridge")
+    flat = table.plan(method="auto", options={"keep_norms": False})
+    steps.take_step(on_sqlite, CONTEXT, flat.id, "abandon")
     moving = table.plan(method="auto")
     moving.do("run")
     assert moving.do("verify").result["passed"]
     steps.take_step(on_sqlite, CONTEXT, moving.id, "cutover")
     vectors = moving.read()
     found = np.stack([vectors[row][0] for row in range(ROWS)]) @ queries.numpy().T
-    assert share(np.argsort(-found, axis=0)[:10].T.tolist()) >= 6
+    moved = share(np.argsort(-found, axis=0)[:10].T.tolist()) / 10
+    assert moved >= 0.6
+    by_cosine, by_product = (each.row.plan["estimate"] for each in (flat, moving))
+    assert (by_cosine["comparison"], by_product["comparison"]) == ("cosine", "product")
+    assert abs(by_product["recall"] - moved) < 0.05 < 0.1 < abs(by_cosine["recall"] - moved)
     on_sqlite.stores.close()

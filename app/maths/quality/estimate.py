@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from app.errors import OutOfRange
 from app.maths.quality.crossfit import HeldOutTranslations, hold_out
 from app.maths.quality.index_curves import (
     CURVE_SHARE,
@@ -24,6 +23,7 @@ from app.maths.quality.index_curves import (
     RECALL_PRIOR,
     TAIL_ERROR,
     TAIL_FADE,
+    Comparison,
     CurvePrior,
     IndexCurves,
     MeasuredCurve,
@@ -51,6 +51,7 @@ class Estimate:
     index       the number of items in the index, the query's own included
     neighbours  neighbours of recall
     measured    whether recall is measured in an index of that size; else it is extrapolated
+    comparison  what orders the rows of the index
     measures    recall, recall_1 and mrr, each with a 95 % interval, in an index without the anchors
     """
 
@@ -58,6 +59,7 @@ class Estimate:
     index: int
     neighbours: int
     measured: bool
+    comparison: Comparison
     measures: Mapping[str, IntervalEstimate]
 
 
@@ -76,13 +78,7 @@ def more_partitions(
 
 
 def estimate(curves: IndexCurves, index: int) -> Estimate:
-    """The quality to expect in an index of that many items. Raises OutOfRange."""
-    if not SMALLEST_INDEX <= index <= LARGEST_INDEX:
-        raise OutOfRange(
-            f"`index` must be the number of items in your index, {SMALLEST_INDEX} to "
-            f"{LARGEST_INDEX}; got {index}.",
-            field="index",
-        )
+    """The quality to expect in an index of SMALLEST_INDEX to LARGEST_INDEX items."""
     neighbours = min(DEFAULT_NEIGHBOURS, (index - 1) // 2)
     measures = {
         "mrr": _reciprocal_rank(curves, index),
@@ -90,7 +86,7 @@ def estimate(curves: IndexCurves, index: int) -> Estimate:
         "recall_1": _overlap(curves, index, 1),
     }
     measured = _is_measured(curves.recall, -math.log10(neighbours / (index - 1)), neighbours)
-    return Estimate(curves.anchors, index, neighbours, measured, measures)
+    return Estimate(curves.anchors, index, neighbours, measured, curves.comparison, measures)
 
 
 def _overlap(curves: IndexCurves, index: int, neighbours: int) -> IntervalEstimate:

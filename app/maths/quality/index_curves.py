@@ -21,6 +21,11 @@ MRR. When each other item of an index stays with probability f, an item of rank 
 reciprocal rank (1 - (1 - f)^r) / (r f). The logit of the mean is y, L = log10 of the index's size,
 and y(L) = a + b (L - 1) + c (L - 1)^2.
 
+A store that compares by inner product searches translated rows with native queries, so a measure by
+products does too: item by item, with the lengths that its anchors have. Then s is c |y| of rows y
+by queries of length 1, sqrt(|y|^2 - s^2) is in place of sqrt(1 - s^2), and a longer row may precede
+an item's own one, of native vectors too.
+
 The coefficients have normal priors, which were fitted to other data (docs/results/quality.md).
 """
 
@@ -29,12 +34,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from app.maths.geometry.space import row_norms
 from app.maths.quality.crossfit import HeldOutTranslations
 from app.maths.quality.metrics import cosine_blocks, unit
 
@@ -56,6 +62,12 @@ LEAST_ODDS = 1e-7
 
 #: Held-out anchors that are searched for at a time: with a sample, 100 MB of cosines.
 SEARCHED_ROWS = 512
+
+#: From this ratio of two lengths on, products rank otherwise than cosines.
+UNEQUAL_LENGTHS = 1.01
+
+#: What orders the rows of an index.
+Comparison = Literal["cosine", "product"]
 
 #: Items of a sample that are searched at most.
 MAX_SAMPLE = 20_000
@@ -133,6 +145,7 @@ class IndexCurves:
     recall, mrr  the curves
     gains        of the served fit over held-out fits (`gains_of_all_anchors`), in y of recall and
                  MRR; {}: those of the priors alone
+    comparison   of the vectors, all of one length by cosine
     """
 
     anchors: int
@@ -140,6 +153,7 @@ class IndexCurves:
     recall: MeasuredCurve
     mrr: MeasuredCurve
     gains: Mapping[str, float]
+    comparison: Comparison = "cosine"
 
 
 def overlap_to_y(overlap: Float64[Tensor, " n"], share: Float64[Tensor, " n"]) -> Tensor:
@@ -163,36 +177,52 @@ def thinned_reciprocal_rank(
     return (1.0 - (1.0 - kept) ** rank) / (rank * kept)
 
 
+def comparison_of(*sides: Float64[Tensor, "k d"], by_product: bool) -> Comparison:
+    """Products, where lengths count and differ on either side of the pairs; else cosines."""
+    ends = (row_norms(side).aminmax() for side in sides)
+    differ = any(bool(most > UNEQUAL_LENGTHS * least) for least, most in ends)
+    return "product" if by_product and differ else "cosine"
+
+
 def measure_curves(
     held: Sequence[HeldOutTranslations],
     target: Float64[Tensor, "k dy"],
     sample: Tensor | None = None,
     *,
     gains: Mapping[str, float],
+    comparison: Comparison = "cosine",
 ) -> IndexCurves:
     """The curves of a translator from held-out translations of its anchors, one or more partitions
     of the same anchors; an item's numbers are means over them.
 
     target  (k, d_y) raw anchors; sample (m, d_y): vectors of the store, in the same units, which
             are searched too
-    gains   as of the curves
+    gains, comparison  as of the curves; by products the sample, which is not translated, does not
+            count
     Copies of anchors in the sample are left out, because they are the anchors' own items: a query
     would find its item twice, and other items would be some that its fit has seen.
     """
-    mean = target.mean(dim=0)
-    native = unit(target - mean)
-    store = None if sample is None else _without_copies(unit(sample[:MAX_SAMPLE] - mean), native)
+    sides, store = (target, *(each.translated for each in held)), None
+    by_product = comparison == "product"
+    if by_product:
+        usual = target.square().sum(dim=1).mean().sqrt()
+        native, *made = (side / usual for side in sides)
+    else:
+        mean = target.mean(dim=0)
+        native, *made = (unit(side - mean) for side in sides)
+        if sample is not None:
+            store = _without_copies(unit(sample[:MAX_SAMPLE] - mean), native)
     overlaps = _Overlaps(held, store)
     ranks = []
-    for translations in held:
-        queries = unit(translations.translated - mean)
+    for translations, vectors in zip(held, made, strict=True):
+        queries, index = (native, vectors) if by_product else (vectors, native)
         ranks.append(torch.zeros_like(translations.fold_of))
         for part in _parts(translations):
             for start in range(0, len(part), SEARCHED_ROWS):
                 rows = part[start : start + SEARCHED_ROWS]
                 order = torch.arange(len(rows), device=rows.device)
                 places = (order, start + order)
-                found = _scores(queries[rows], native[part], store)
+                found = _scores(queries[rows], index[part], store)
                 wanted = _scores(native[rows], native[part], store)
                 ranks[-1][rows] = (found >= found[places][:, None]).sum(dim=1)
                 found[places] = wanted[places] = -torch.inf
@@ -204,6 +234,7 @@ def measure_curves(
         overlaps.curve(counted),
         _mrr_curve(torch.stack(ranks)[:, counted].cpu(), overlaps.size),
         gains,
+        comparison,
     )
 
 
@@ -226,7 +257,7 @@ def _without_copies(
 def _scores(
     queries: Float64[Tensor, "q d"], items: Float64[Tensor, "n d"], store: Tensor | None
 ) -> Float64[Tensor, "q m"]:
-    """Cosines of queries to items and to the store."""
+    """Products of queries with items and with the store."""
     own = queries @ items.T
     return own if store is None else torch.cat([own, queries @ store.T], dim=1)
 
@@ -306,25 +337,25 @@ def _mrr_curve(ranks: Int64[Tensor, "r n"], size: int) -> MeasuredCurve:
 
 
 def _tail(native: Float64[Tensor, "k d"], store: Tensor | None) -> tuple[list[float], list[float]]:
-    """E at rising levels, from the cosines of native items to each other and to the store."""
-    queries = native[:2048]
-    items = queries if store is None else torch.cat([queries, store])
+    """E at rising levels, from the products of native items with each other and with the store."""
+    queries = unit(native[:2048])
+    items = native[:2048] if store is None else torch.cat([native[:2048], store])
+    squares = items.square().sum(dim=1)
     count = len(items) - 1
     most = max(2, int(count * LARGEST_SHARE))
     wanted = torch.logspace(math.log10(min(3, most)), math.log10(most), TAIL_POINTS)
     numbers = sorted({round(float(j)) for j in wanted}, reverse=True)
-    tops = []
+    excess, room = torch.zeros(2, len(numbers), dtype=torch.float64)
     for start, block in cosine_blocks(queries, items):
         rows = torch.arange(len(block), device=block.device)
         block[rows, rows + start] = -torch.inf
-        tops.append(block.topk(most + 1, dim=1).values)
-    top = torch.cat(tops)
-    sums = top.cumsum(dim=1)
-    levels, values = [], []
-    for j in numbers:
-        average = sums[:, j - 1] / j
-        excess = (average - (top[:, j - 1] + top[:, j]) / 2.0) * (j / (j - 0.5))
-        room = (1.0 - average.square()).clamp_min(1e-4).sqrt().mean()
-        levels.append(-math.log10(j / count))
-        values.append(float((room / excess.mean().clamp_min(1e-12)).log()))
-    return levels, values
+        top, places = block.topk(most + 1, dim=1)
+        sums, lengths = top.cumsum(dim=1), squares[places].cumsum(dim=1)
+        for point, j in enumerate(numbers):
+            average = sums[:, j - 1] / j
+            above = average - (top[:, j - 1] + top[:, j]) / 2.0
+            across = (lengths[:, j - 1] / j - average.square()).clamp_min(1e-4).sqrt()
+            excess[point] += above.sum().cpu() * (j / (j - 0.5)) / len(queries)
+            room[point] += across.sum().cpu() / len(queries)
+    levels = [-math.log10(j / count) for j in numbers]
+    return levels, (room / excess.clamp_min(1e-12)).log().tolist()

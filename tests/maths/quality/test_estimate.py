@@ -7,15 +7,15 @@ from functools import cache
 import pytest
 import torch
 
-from app.errors import OutOfRange
 from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import hold_out
 from app.maths.quality.estimate import (
     estimate,
     more_partitions,
 )
-from app.maths.quality.index_curves import IndexCurves, measure_curves
+from app.maths.quality.index_curves import IndexCurves, comparison_of, measure_curves
 from app.maths.quality.learning_curve import gains_of_all_anchors
+from app.maths.quality.metrics import unit
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
 from research.definitions import measures
@@ -101,7 +101,9 @@ def test_anchors_in_a_sample_are_not_searched():
     assert curves(copies) == curves(None)
 
 
-@pytest.mark.parametrize("index", [9, 10**12 + 1])
-def test_an_index_of_no_size_is_refused(index):
-    with pytest.raises(OutOfRange, match="10 to 1000000000000"):
-        estimate(basis_of(60), index)
+def test_lengths_count_where_they_differ():
+    x, y = map(unit, cloud(0, 60))
+    longer = x * torch.linspace(1, 2, 60)[:, None]
+    assert comparison_of(longer, y, by_product=True) == "product"
+    assert comparison_of(x, 5 * y, by_product=True) == "cosine"
+    assert comparison_of(longer, y, by_product=False) == "cosine"
