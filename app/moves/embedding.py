@@ -40,20 +40,20 @@ USAGE = ("tokens", "truncated")
 
 
 class Usage:
-    """What was counted since the last `add_to`; several threads add to it."""
+    """The counts since the last `add_to`; several threads add to them."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, **counts: int) -> None:
         with self._lock:
-            self._counts.update(counts)
+            self.counts.update(counts)
 
     def add_to(self, position: Mapping[str, Any]) -> dict[str, Any]:
         """Return a position with what was counted, and begin again with nothing."""
         with self._lock:
-            taken, self._counts = self._counts, Counter()
+            taken, self.counts = self.counts, Counter()
         return {**position, **{name: position.get(name, 0) + taken[name] for name in taken}}
 
 

@@ -119,6 +119,7 @@ class TextSweep:
     def _embed(self, page: TextPage) -> NewRows:
         def hear(done: int) -> None:
             self._hear_stop(done)
+            self._away = None  # it answers
             self._embedded[id(page)] = done
 
         def embed(leave_out: bool) -> NewRows:

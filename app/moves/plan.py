@@ -342,10 +342,6 @@ def _notes(
             f"The rows have texts and the service runs {plan['target']}: `fill: embed` gives each "
             "row its own vector. Where its plan costs at most 20 and an hour, do that."
         )
-    if "estimate" in plan and plan["estimate"] is None:
-        notes["no-estimate"] = (
-            "There are too few anchors to estimate a recall. Add anchors to the set."
-        )
     if space.get("verdict") == "unknown" and plan["fill"] == "translate":
         notes["space-unknown"] = (
             f"Nothing shows whether {plan['source']} made the vectors of this store: to compare, "

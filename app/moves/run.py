@@ -37,7 +37,7 @@ from app.moves.fill import HEARD_EVERY_S, Absence, TextSweep, wait_for_encoder
 from app.moves.lease import LEASE_S, Lease, take_lease
 from app.moves.price import money, price_of_all
 from app.moves.queries import WINDOW
-from app.moves.service import wrong_state
+from app.moves.service import embedded_rows, wrong_state
 from app.stores.port import Page, TextPage
 from app.types import MigrationState
 
@@ -92,8 +92,7 @@ def _run_or_pause(
         is_ours = isinstance(error, AnchorageError) and not isinstance(error, Unavailable)
         if not (is_final or is_ours or _is_last_attempt(services, job)):
             raise
-        internal = {"code": "internal", "detail": "the service has failed. Its log has the reason"}
-        problem = internal
+        problem = {"code": "internal", "detail": "The service has failed. Its log has the reason."}
         if isinstance(error, AnchorageError):
             problem = problem_of(error)
         held.save(state=MigrationState.paused, error=problem)
@@ -120,8 +119,8 @@ class Run:
         self._position = held.position
         self._facts: dict[str, Any] = {}
         self._began = self._drained_at = time.monotonic()
-        #: rows written before, embedded and not yet written, and embedded as anchors
-        self._rows_before = self._ahead = self._embedded_first = 0
+        #: rows embedded by earlier attempts, and embedded of the pages that are not yet written
+        self._rows_before = self._ahead = 0
         #: estimated tokens of the pages that are embedded and not yet counted
         self._expected: deque[float] = deque()
         self._texts_due = 0.0
@@ -155,16 +154,11 @@ class Run:
         found.pop("verify", None)
         is_new = "phase" not in self._position
         if "before" not in found or (is_new and self._position.get("again")):
-            checksum = self._move.store.checksum(self._hear_checksum)
-            self._facts.pop("checked", None)
+            checksum = self._move.store.checksum(lambda rows: self._report("checksum"))
             found["before"] = {"rows": checksum.rows, "checksum": checksum.digest}
         self._save(position, found=found)
-        self._rows_before = position["rows"]
+        self._rows_before = embedded_rows(position, 0)
         self._began = time.monotonic()
-
-    def _hear_checksum(self, rows: int) -> None:
-        self._facts["checked"] = rows
-        self._report("checksum")
 
     def _sweep_page(self) -> None:
         begun = time.monotonic()
@@ -226,8 +220,7 @@ class Run:
 
     def _hear_anchors(self, done: int, of: int) -> None:
         self._facts |= {"anchors_made": done, "anchors_wanted": of}
-        self._embedded_first = done
-        self._save(self._position)
+        self._save({**self._position, "anchors": max(done, self._position.get("anchors", 0))})
         self._report("anchors")
 
     def _pause(self, away: Absence) -> None:
@@ -333,19 +326,22 @@ class Run:
 
     def _report(self, phase: str) -> None:
         """Tell the client how far the run is."""
-        rows, total = self._position.get("rows", 0), self._position.get("total", 0)
-        self._facts["ahead"] = max(0, self._ahead, self._embedded_first - rows)
-        rows += self._facts["ahead"]  # a page is written whole, which may take a minute
+        self._facts["ahead"] = max(
+            0, self._ahead
+        )  # a page is written whole, perhaps after a minute
+        rows = embedded_rows(self._position, self._facts["ahead"])
+        total = self._position.get("total", 0)
         self._facts["phase"] = phase
         away = self._away if phase == "waiting" else None
         self._facts["waiting"] = away and away.document()
-        if phase in ("sweep", "waiting"):
-            seconds = time.monotonic() - self._began
-            rate = (rows - self._rows_before) / seconds if seconds > 0 else 0.0
-            self._facts["rows_per_second"] = round(rate, 1)
-            self._facts["eta_s"] = round(max(0, total - rows) / rate, 1) if rate > 0 else None
-        else:
-            self._facts |= {"rows_per_second": None, "eta_s": None}
+        rate = None
+        if phase in ("anchors", "sweep", "waiting"):
+            rate = (rows - self._rows_before) / max(time.monotonic() - self._began, 1e-9)
+        self._facts["rows_per_second"] = rate and round(rate, 1)
+        left = max(0, total - rows)
+        self._facts["eta_s"] = round(left / rate, 1) if rate and rate > 0 else None
+        tokens = self._position.get("tokens", 0) + self._move.usage.counts["tokens"]
+        self._facts["tokens"] = tokens
         if (price := self._limits.get("price_per_million_tokens")) is not None:
-            self._facts["spent"] = self._position.get("tokens", 0) * price / 1e6
+            self._facts["spent"] = tokens * price / 1e6
         self._progress(rows, max(rows, total, 1), self._facts)

@@ -97,8 +97,8 @@ class MigrationProgress(BaseModel, extra="allow"):
         "seconds it is asked again, and `pauses_s` after how many the run pauses at the latest.",
     )
     rows: int = Field(
-        description="Rows that have been read, and have a new vector if possible; during a run "
-        "also those whose text is embedded, and which are written next."
+        description="Rows that have been read, and have a new vector if possible; before "
+        "the run ends also those whose text is embedded, and which are written later."
     )
     total: int | None = Field(
         description="Rows of the store when the run began; more where clients added some."

@@ -95,7 +95,7 @@ class MigrationStatus:
         facts = dict(self.job.progress) if self.is_busy and self.job is not None else {}
         position = self.row.position
         rows, total = position.get("rows", 0), position.get("total") or self.row.plan.get("rows")
-        rows = max(rows, min(rows + facts.pop("ahead", 0), total or 0))
+        rows = max(rows, min(embedded_rows(position, facts.pop("ahead", 0)), total or 0))
         counts = {name: position.get(name, 0) for name in COUNTED}
         price = self.row.plan["limits"]["price_per_million_tokens"]
         # Clients see vectors that a switch has translated until their texts are embedded.
@@ -111,6 +111,14 @@ class MigrationStatus:
             "rows": rows,
             "total": max(rows, total or 0),  # clients add rows during a run
         }
+
+
+def embedded_rows(position: Mapping[str, Any], ahead: int) -> int:
+    """Return the rows that were swept, `ahead` of them, and the anchors, which lie everywhere."""
+    rows, total = int(position.get("rows", 0)) + ahead, position.get("total") or 0
+    if position.get("phase") != "sweep" or rows >= total:
+        return rows
+    return rows + int(position.get("anchors", 0) * (1 - rows / total) + 0.5)
 
 
 def find_migration(services: Services, project: str, migration_id: str) -> MigrationStatus:

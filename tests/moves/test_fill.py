@@ -416,14 +416,15 @@ def test_a_paused_run_loses_at_most_a_batch(table: Table, endpoint: FakeEndpoint
     endpoint.seen.clear()
     thread = threading.Thread(target=moving.do, args=("run",))
     thread.start()
-    until(lambda: moving.now.progress["rows"] >= 80)
+    until(lambda: moving.now.row.position.get("rows", 0) >= 80)
     assert moving.now.job.progress["spent"] > 0
     assert moving.now.next == ["pause"]
     migrations.pause(table.services, CONTEXT, moving.id)
     thread.join()
     assert (moving.state, moving.now.job.state) == ("paused", JobState.cancelled)
     assert moving.now.next == ["run", "abandon"]
-    assert len(moving.new_vectors()) == moving.now.progress["rows"] < ROWS
+    assert len(moving.new_vectors()) == moving.now.row.position["rows"] < ROWS
+    assert moving.now.progress["rows"] == ROWS  # as before the pause: all are embedded
     migrations.change_limits(table.services, CONTEXT, moving.id, {"rows_per_second": None})
     moving.do("run")
     assert wrong_rows(moving) == {9}
