@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from app.console.formats import signed
-from app.console.wording import CERTAINTIES, OPTIONS
+from app.console.wording import CERTAINTIES
 from app.maths.relevance.advice import AdvisedOption
 
 #: the options that the chart draws
 DRAWN: tuple[AdvisedOption, ...] = ("cascade", "native", "fuse", "re-embed")
-
-
-@dataclass(frozen=True)
-class Bar:
-    """An option: its gain, and in percent of the width where its bar and its interval lie.
-
-    gain         None: only the range is known
-    note         what stands after the number
-    is_expected  whether other collections lead to expect it, and nothing here was measured
-    """
-
-    label: str
-    gain: float | None
-    note: str
-    is_expected: bool
-    bar: tuple[float, float]
-    interval: tuple[float, float]
 
 
 def verdict_chart(advice: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -46,17 +28,18 @@ def verdict_chart(advice: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"end": end, "bars": [_bar(each, end) for each in known]}
 
 
-def _bar(option: Mapping[str, Any], end: float) -> Bar:
+def _bar(option: Mapping[str, Any], end: float) -> dict[str, Any]:
+    """Returns a bar and its interval, in percent of the width; without a gain, it is the range."""
     value, low, high = (option["over_keep"][name] for name in ("value", "low", "high"))
     start, stop = (low, high) if value is None else sorted((0.0, value))
-    return Bar(
-        OPTIONS[option["name"]].title,
-        value,
-        f"{signed(low)} to {signed(high)}, {CERTAINTIES[option['certainty']]}",
-        option["certainty"] == "expected",
-        (_place(start, end), _place(stop, end)),
-        (_place(low, end), _place(high, end)),
-    )
+    return {
+        "label": option["name"].capitalize(),
+        "gain": value,
+        "note": f"{signed(low)} to {signed(high)}, {CERTAINTIES[option['certainty']]}",
+        "is_expected": option["certainty"] == "expected",
+        "bar": (_place(start, end), _place(stop, end)),
+        "interval": (_place(low, end), _place(high, end)),
+    }
 
 
 def _place(value: float, end: float) -> float:

@@ -48,7 +48,10 @@ def show_overview(request: Request, services: Svc, project: Reads) -> Response:
         check_tones=wording.CHECK_TONES,
         moves=moves,
         states=wording.MIGRATION_STATES,
+        say_state=wording.say_state,
+        say_problem=wording.say_problem,
         calls=wording.CALLS,
+        button_of=wording.button_of,
         next_call=next_call,
     )
 

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app import __version__
-from app.console import formats
+from app.console import formats, wording
 from app.http.admission import ASSETS, CONSOLE, COOKIE, SIGN_IN, is_console
 
 TEMPLATES = Environment(
@@ -22,7 +22,10 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters.update(formats.FILTERS)
+TEMPLATES.filters.update(formats.FILTERS, in_own_words=wording.in_own_words)
+
+#: the addresses that a command tries without `--url`
+COMMANDS_URLS = ("http://127.0.0.1:8080", "http://localhost:8080")
 
 
 def base_of(request: Request) -> str:
@@ -45,12 +48,14 @@ def render(
 ) -> HTMLResponse:
     """Returns a page that no cache keeps. Raises TemplateNotFound, UndefinedError."""
     base = base_of(request)
+    url = str(request.base_url).rstrip("/")
     html = TEMPLATES.get_template(template).render(
         base=base,
         assets=f"{base}{ASSETS}",
         caller=getattr(request.state, "context", None),
         needs_key=request.app.state.keys is not None,
         version=__version__,
+        at_url="" if url in COMMANDS_URLS else f" --url {url}",
         **values,
     )
     return HTMLResponse(html, status, {"Cache-Control": "no-store"})
@@ -82,12 +87,14 @@ def problem_page(request: Request, problem: dict[str, Any]) -> Response | None:
         return _sign_in_again(request)
     is_part = is_fragment(request)
     again = f"{request.url.path}?{request.url.query}"
+    store, _, step = path.removeprefix(f"{CONSOLE}/stores/").partition("/")
     return render(
         request,
         "problem_part.html" if is_part else "problem.html",
         status=problem["status"],
         problem=problem,
         retry=again if is_part and request.method == "GET" else None,
+        store=store if step else None,
     )
 
 

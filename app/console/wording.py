@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from app.console.formats import duration, money
@@ -9,35 +10,17 @@ from app.maths.relevance.advice import AdvisedOption, Certainty
 from app.moves.service import MigrationStatus
 from app.types import JobState, MigrationState
 
-
-class OptionWords(NamedTuple):
-    """An option of the advice: its title, and what it means."""
-
-    title: str
-    meaning: str
-
-
-OPTIONS: dict[AdvisedOption, OptionWords] = {
-    "keep": OptionWords("Keep", "Stay with the old encoder and its index. No work."),
-    "fuse": OptionWords(
-        "Fuse",
-        "Search the old index as before, and reorder the candidates by the scores of both "
-        "encoders. The index does not change.",
-    ),
-    "cascade": OptionWords(
-        "Cascade",
-        "Search the old index with translated queries, and reorder the candidates by the new "
-        "encoder. The index does not change.",
-    ),
-    "native": OptionWords(
-        "Native",
-        "Search the old index, and let the new encoder embed the 20 best candidates of each query. "
-        "The index does not change.",
-    ),
-    "translate": OptionWords(
-        "Translate", "Translate the stored vectors into the new encoder's space."
-    ),
-    "re-embed": OptionWords("Re-embed", "Encode every item again with the new encoder."),
+#: what each option of the advice means
+OPTIONS: dict[AdvisedOption, str] = {
+    "keep": "Stay with the old encoder and its index. No work.",
+    "fuse": "Search the old index as before, and reorder the candidates by the scores of both "
+    "encoders. The index does not change.",
+    "cascade": "Search the old index with translated queries, and reorder the candidates by the "
+    "new encoder. The index does not change.",
+    "native": "Search the old index, and let the new encoder embed the 20 best candidates of each "
+    "query. The index does not change.",
+    "translate": "Translate the stored vectors into the new encoder's space.",
+    "re-embed": "Embed every row again with the new encoder.",
 }
 
 CERTAINTIES: dict[Certainty, str] = {
@@ -106,10 +89,7 @@ def say_state(move: MigrationStatus) -> str:
             f"{away['detail']} The run asks again in {duration(away['again_s'])}, and pauses after "
             f"{duration(away['pauses_s'])} without an answer."
         )
-    said = PHASES.get(move.progress["phase"] or "", WORKS[move.job.arguments["action"]])
-    if anchors := move.progress.get("anchors_wanted"):
-        said += f" {move.progress['anchors_made']:,} of {anchors:,} are done."
-    return said
+    return PHASES.get(move.progress["phase"] or "", WORKS[move.job.arguments["action"]])
 
 
 def say_problem(move: MigrationStatus) -> tuple[str, str] | None:
@@ -152,8 +132,8 @@ CALLS: dict[str, CallWords] = {
     "pause": CallWords("Pause", "The run stops after its present batch. Run continues there."),
     "verify": CallWords(
         "Verify",
-        "Rows, checksums and sampled vectors are compared, and the recall of the index where the "
-        "store has a cutover. No row changes.",
+        "The number of rows, everything but the vectors, a sample of new vectors and what the "
+        "index finds are checked. No row changes.",
     ),
     "cutover": CallWords(
         "Cut over",
@@ -186,6 +166,27 @@ CALLS: dict[str, CallWords] = {
         asks=True,
     ),
 }
+
+#: what an error says of the API, and what these pages say
+OWN_WORDS = {
+    "`price_per_million_tokens`": "“Price of a million tokens”",
+    "`max_price`": "“Pause before it costs more than”",
+    "send `force_space: true`": "use `anchorage migrate plan --force-space`",
+    "send `fill: translate`": "translate the vectors",
+    "POST /stores makes": "`anchorage stores connect` makes",
+}
+
+
+def in_own_words(text: str) -> str:
+    """Returns an error's text with buttons and fields of the pages for those of the API."""
+    for other, own in OWN_WORDS.items():
+        text = text.replace(other, own)
+
+    def press(found: re.Match[str]) -> str:
+        return ("Press " if found[1] else "") + f"“{CALLS[found[2]].button}”"
+
+    return re.sub(rf"(Call )?`({'|'.join(CALLS)})`", press, text)
+
 
 #: the calls that have a small button where they do not have the large one
 OTHER_CALLS = ("pause", "rollback", "finish", "verify", "abandon")
