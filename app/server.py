@@ -46,6 +46,7 @@ def run(settings: Settings, application: FastAPI, listening: socket.socket) -> N
     _drain_first(server, application.state.admission, settings.drain_s)
     gc.collect()
     gc.freeze()  # the collector need not walk all of torch while requests wait
+    gc.enable()
     server.run(sockets=[listening])
 
 

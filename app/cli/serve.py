@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import socket
 import sys
@@ -73,6 +74,7 @@ def worker() -> None:
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
+    gc.disable()  # until the server runs: a seventh of the start would be walks over new modules
     from app import server
     from app.main import create_app, is_loopback, requires_keys
     from app.ops import logs

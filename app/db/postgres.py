@@ -33,16 +33,6 @@ RECONNECT_EVERY_S = 0.2
 _limit_s: ContextVar[float] = ContextVar("limit_s", default=STATEMENT_S)
 
 
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Limit every wait for PostgreSQL in this context to `seconds` instead of STATEMENT_S."""
-    token = _limit_s.set(seconds)
-    try:
-        yield
-    finally:
-        _limit_s.reset(token)
-
-
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection that closes and raises OperationalError when the server is too slow."""
 
@@ -86,6 +76,16 @@ class ServerWatch:
         self._thread: threading.Thread | None = None
         self._arguments: tuple[list[Any], dict[str, Any]] = ([], {})
         event.listen(engine, "do_connect", self._connect)
+
+    @staticmethod
+    @contextmanager
+    def within(seconds: float) -> Iterator[None]:
+        """Limit every wait for PostgreSQL in this context to `seconds` instead of STATEMENT_S."""
+        token = _limit_s.set(seconds)
+        try:
+            yield
+        finally:
+            _limit_s.reset(token)
 
     def lost(self, *, silent: bool = False) -> None:
         """Record that the server does not answer, and start the thread that tries it."""

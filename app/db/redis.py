@@ -14,17 +14,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
-from redis import Redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from app.ops import metrics
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 log = logging.getLogger("anchorage.redis")
 
@@ -94,6 +94,10 @@ def _write(client: Redis, key: str) -> None:
 
 def redis_client(url: str) -> Redis:
     """Return a client with short timeouts and no retries. Raises ValueError for an invalid URL."""
+    from redis import Redis  # 19 MiB, which a service without Redis needs not
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
     return Redis.from_url(
         url,
         socket_connect_timeout=REDIS_CONNECT_S,

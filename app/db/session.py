@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from alembic import command
 from alembic.config import Config
@@ -27,8 +27,10 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
-from app.db.postgres import ServerWatch, within
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest
+
+if TYPE_CHECKING:
+    from app.db.postgres import ServerWatch
 
 #: how long a SQLite writer waits for another one
 BUSY_TIMEOUT_S = 30
@@ -64,7 +66,11 @@ class Database:
     def __init__(self, url: str | URL) -> None:
         self.url = with_driver(url)
         self.engine = make_engine(self.url)
-        self._watch = None if is_sqlite(self.url) else ServerWatch(self.engine)
+        self._watch: ServerWatch | None = None
+        if not is_sqlite(self.url):
+            from app.db.postgres import ServerWatch  # its driver takes 7 MiB
+
+            self._watch = ServerWatch(self.engine)
         self._session = sessionmaker(self.engine, expire_on_commit=False)
 
     @property
@@ -99,7 +105,8 @@ class Database:
 
     def ping(self) -> None:
         """Raises SQLAlchemyError when the database does not answer within CHECKOUT_S."""
-        with within(CHECKOUT_S), self.engine.connect() as connection:
+        bound = nullcontext() if self._watch is None else self._watch.within(CHECKOUT_S)
+        with bound, self.engine.connect() as connection:
             connection.execute(text("SELECT 1"))
 
     def upgrade(self) -> None:
@@ -139,7 +146,7 @@ class Database:
         deadline = time.monotonic() + wait_s
         while not self._watch.silent:
             try:
-                with within(CHECKOUT_S):
+                with self._watch.within(CHECKOUT_S):
                     session.connection()
             except LOST as error:
                 session.rollback()

@@ -18,7 +18,6 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
-import structlog
 from anyio import CapacityLimiter
 from fastapi import Request
 from prometheus_client import Histogram
@@ -30,7 +29,7 @@ from app.context import Caller, RequestContext
 from app.errors import AnchorageError, HostNotAllowed, OriginNotAllowed, Unauthenticated
 from app.http import bodies, docs, problems
 from app.http.rates import Rates
-from app.ops import metrics
+from app.ops import logs, metrics
 from app.turns import Turns
 
 log = logging.getLogger("anchorage.request")
@@ -124,7 +123,7 @@ class Admission:
                 "The request has no API key. Send `Authorization: Bearer anc_...` or `X-API-Key`."
             )
         caller = await self.find_key(text)
-        structlog.contextvars.bind_contextvars(key_id=caller.key_id)
+        logs.BOUND.set({**logs.BOUND.get({}), "key_id": caller.key_id})
         if (rate := caller.rate_limit or self.rates.default) is not None:
             await self.rates.count(f"key {caller.key_id}", rate)
         return caller
@@ -197,8 +196,7 @@ class AdmissionMiddleware:
             policy=self._policy(scope),
         )
         state["request_id"] = answer.request_id
-        structlog.contextvars.clear_contextvars()
-        structlog.contextvars.bind_contextvars(request_id=answer.request_id)
+        logs.BOUND.set({"request_id": answer.request_id})
         try:
             with ExitStack() as held:
                 await self._serve(scope, receive, answer, headers, held)

@@ -16,7 +16,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
-from markdown_it import MarkdownIt
 
 STATIC = "/static-offline-docs"
 FILES = Path(fastapi_offline.__file__).parent / "static"
@@ -118,6 +117,8 @@ def _guarded(page: Response) -> Response:
 @cache
 def errors_html() -> str:
     """Returns the page of all error codes, without its links, whose pages are elsewhere."""
+    from markdown_it import MarkdownIt
+
     source = next((path for path in ERRORS_SOURCES if path.exists()), ERRORS_SOURCES[0])
     text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", source.read_text())
     body = MarkdownIt("commonmark").enable("table").render(text)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import structlog
 from sqlalchemy.orm import Session
 
 from app.context import Services
@@ -33,7 +32,7 @@ from app.jobs.progress import (
     Yielded,
     null_nonfinite,
 )
-from app.ops import metrics
+from app.ops import logs, metrics
 from app.ops.devices import is_device_failure
 from app.types import JobState
 
@@ -125,7 +124,7 @@ def run_next(
         if row is None:
             return False
         if row.state == JobState.running:
-            with structlog.contextvars.bound_contextvars(job_id=row.id):
+            with logs.bound(job_id=row.id):
                 _run_claimed(services, row, lease, runners, stopping)
         return True
 

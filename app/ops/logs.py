@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-import structlog
+
+#: what each line of a request or a job says too: its id, and whose it is
+BOUND: ContextVar[Mapping[str, str | None]] = ContextVar("bound")
 
 #: attributes of a record that are not extras; some web servers add the line again with colours
 _STANDARD = logging.makeLogRecord({}).__dict__.keys() | {
@@ -18,6 +23,16 @@ _STANDARD = logging.makeLogRecord({}).__dict__.keys() | {
     "color_message",
     "taskName",
 }
+
+
+@contextmanager
+def bound(**values: str) -> Iterator[None]:
+    """Add these values to each line of this context."""
+    token = BOUND.set({**BOUND.get({}), **values})
+    try:
+        yield
+    finally:
+        BOUND.reset(token)
 
 
 def configure(*, level: int = logging.INFO) -> None:
@@ -43,7 +58,7 @@ class Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         own = record.__dict__
         line: dict[str, Any] = {
-            **structlog.contextvars.get_contextvars(),
+            **BOUND.get({}),
             "event": record.getMessage(),
         }
         line.update(level=record.levelname.lower(), logger=record.name)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +37,7 @@ def test_a_line_says_what_happened_where_and_when_and_all_that_is_bound_or_extra
     except ValueError:
         error = sys.exc_info() if wrong else None
     extra = {"status": 200, "seconds": 0.25, "nested": {"a": [1, None, True]}}
-    with structlog.contextvars.bound_contextvars(request_id="r1", job="j"):
+    with logs.bound(request_id="r1", job="j"):
         found = line("%d of %s", 3, "é\n", level=logging.WARNING, error=error, **extra)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", found.pop("timestamp"))
     assert ("ValueError: no good" in found.pop("exception", "")) == wrong
@@ -47,7 +46,7 @@ def test_a_line_says_what_happened_where_and_when_and_all_that_is_bound_or_extra
 
 
 def test_what_is_bound_and_what_is_extra_never_hides_what_happened():
-    with structlog.contextvars.bound_contextvars(event="bound", level="bound", request_id="r"):
+    with logs.bound(event="bound", level="bound", request_id="r"):
         found = line("what happened", request_id="own")
     assert (found["event"], found["level"], found["request_id"]) == ("what happened", "info", "own")
 
@@ -100,7 +99,7 @@ def test_what_a_client_writes_is_neither_a_line_nor_a_command(terminal, capsys, 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     try:
         logs.configure()
-        with structlog.contextvars.bound_contextvars(request_id=TRICKS):
+        with logs.bound(request_id=TRICKS):
             try:
                 raise ValueError(f"2026-11-22T00:00:00Z [info] GET / 200\n{TRICKS}")
             except ValueError:

@@ -6,6 +6,7 @@ import secrets
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -23,14 +24,11 @@ from app.encoders.models.base import (
     require_texts,
 )
 from app.encoders.models.options import RemoteOptions
-from app.encoders.models.remote.endpoint import Endpoint
-from app.errors import (
-    EncoderChanged,
-    EncoderFailed,
-    EncoderUnavailable,
-    InvalidInput,
-)
+from app.errors import EncoderChanged, EncoderFailed, EncoderUnavailable, InvalidInput
 from app.types import InputRole
+
+if TYPE_CHECKING:
+    from app.encoders.models.remote.endpoint import Endpoint
 
 #: largest difference from 1 of a norm that counts as unit length
 UNIT_TOLERANCE = 1e-3
@@ -54,6 +52,8 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder
 
     Raises EncoderUnavailable.
     """
+    from app.encoders.models.remote.endpoint import Endpoint  # its client of HTTP takes 10 MiB
+
     options = RemoteOptions.model_validate(dict(spec.options))
     if options.url not in sources.remote:
         raise EncoderUnavailable(
