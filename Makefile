@@ -1,6 +1,7 @@
 # Each target works on a fresh clone. It needs Python 3.11 or newer and a package index.
 PYTHON ?= python3
 VENV := .venv
+DIST := dist
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # What `anchorage demo` needs, and no tool of the tests.
@@ -11,7 +12,7 @@ FRAMEWORKS := langchain-postgres==0.0.19 llama-index-vector-stores-postgres==0.9
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench papers faults soak torture pack
-.PHONY: constraints release clean
+.PHONY: constraints dist release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +103,10 @@ torture: $(INSTALLED) ## kill and alter everything during migrations of the stor
 
 pack: $(INSTALLED) ## rebuild the demo's data (needs ANCHORAGE_DATA)
 	$(BIN)/python scripts/make_demo_pack.py
+
+dist: ## build the wheels of the service and of its client into dist/
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(DIST) . ./clients/python
 
 constraints: ## update constraints.txt (needs uv)
 	uv pip compile --universal --all-extras --python-version 3.11.5 --no-annotate --no-header \

@@ -212,33 +212,20 @@ def install(tools: Path, wheel: Path, folder: Path) -> Path:
 
 
 def check_package(fresh: Path, version: str, scratch: Path) -> None:
-    """Check that the command works, the packages are the installed ones, and migrations run."""
+    """Check that the command works, and that the packages are the installed ones."""
     printed = run(fresh / "anchorage", "--version", quiet=True, folder=scratch).strip()
     if printed != version:
         raise ReleaseError(f"`anchorage --version` prints {printed}, not {version}")
-    run(fresh / "anchorage", "--help", quiet=True, folder=scratch)
     names = ", ".join(PACKAGES)
     code = f"import {names}; print(*(package.__path__[0] for package in ({names})), sep='\\n')"
     for path in run(fresh / "python", "-c", code, quiet=True, folder=scratch).split():
         if not path.startswith(str(fresh.parent)) or "site-packages" not in path:
             raise ReleaseError(f"a package was imported from {path}")
-    data = scratch / "migrated"
-    run(
-        fresh / "anchorage",
-        "db",
-        "upgrade",
-        quiet=True,
-        folder=scratch,
-        ANCHORAGE_DATA_DIR=str(data),
-    )
-    if not list(data.glob("*.db")):
-        raise ReleaseError("`anchorage db upgrade` made no database")
     report("the command answers; app, workers and migrations come from site-packages")
-    report("`anchorage db upgrade` made a database")
 
 
 def check_service(fresh: Path, version: str, scratch: Path) -> None:
-    """Check that `anchorage serve` answers, and stops without an error."""
+    """Check that `anchorage serve` answers the client too, and stops without an error."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -260,18 +247,20 @@ def check_service(fresh: Path, version: str, scratch: Path) -> None:
                     raise ReleaseError(f"`anchorage serve` was not ready:\n{log_file.read_text()}")
                 time.sleep(0.2)
             seconds = time.monotonic() - started
-            live, encoders = answer(port, "/livez"), answer(port, "/encoders")
+            live, url = answer(port, "/livez"), f"http://127.0.0.1:{port}"
+            code = f"from anchorage_client import Client; print(Client({url!r}).encoders.list())"
+            encoders = run(fresh / "python", "-c", code, quiet=True, folder=scratch).strip()
         finally:
             server.terminate()
             status = server.wait(timeout=60)
-    if ready["status"] != "ok" or live != {"status": "ok", "version": version} or encoders is None:
+    if ready["status"] != "ok" or live != {"status": "ok", "version": version} or encoders != "[]":
         raise ReleaseError(
             f"unexpected answers: /readyz {ready}, /livez {live}, /encoders {encoders}"
         )
     # uvicorn raises the signal again after it has stopped in order.
     if status not in (0, -signal.SIGTERM):
         raise ReleaseError(f"`anchorage serve` ended with status {status} after SIGTERM")
-    report(f"`anchorage serve` was ready after {seconds:.1f} s and answered all three paths")
+    report(f"`anchorage serve` was ready after {seconds:.1f} s and answered the client")
 
 
 def answer(port: int, path: str) -> dict[str, object] | None:

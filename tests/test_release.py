@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 import tomllib
+import venv
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,18 @@ def test_the_image_is_built_from_all_that_the_wheel_holds():
     copied = re.findall(r"^COPY (?!--)(.*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert [name for name in held if f"!{name}" not in allowed] == []
     assert set(held) <= {name for line in copied for name in line.split()}
+
+
+def test_make_dist_makes_wheels_that_install_and_run_without_the_checkout(tmp_path):
+    """Torch and the other requirements are those of this environment."""
+    dist, fresh = tmp_path / "dist", tmp_path / "fresh"
+    make = f"make -s -C {ROOT} dist VENV={sys.prefix} DIST={dist}"
+    pip = f"{sys.executable} -m pip --python {fresh}/bin/python install -qq --no-deps --no-compile"
+    offline = {**os.environ, "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    venv.create(fresh)
+    subprocess.run(["sh", "-c", f"{make} && {pip} {dist}/*.whl"], env=offline, check=True)
+    assert len(list(dist.glob("*.whl"))) == 2
+    (packages,) = fresh.glob("lib/python*/site-packages")
+    (packages / "requirements.pth").write_text(str(Path(pytest.__file__).parents[1]))
+    RELEASE["check_package"](fresh / "bin", __version__, tmp_path)
+    RELEASE["check_service"](fresh / "bin", __version__, tmp_path)
