@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from app.anchors import service as anchor_sets
+from app.anchors.store_texts import require_text_field
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.encoding import encode, require_same_vectors
-from app.errors import EmptyVectors, InvalidRequest, StoreUnsupported
+from app.errors import EmptyVectors, InvalidRequest
 from app.jobs.progress import Progress
 from app.jobs.submission import submit_job
 from app.jobs.worker import JobResult
@@ -220,7 +221,7 @@ def _check(
             resources.by_name(session, tables.EncoderRow, project, each, field="encoders")
             for each in request.encoders
         ]
-    require_text_field(store)
+    require_text_field(services, store)
     names = [each.name for each in encoders]
     if not names or len(set(names)) < len(names) or store.encoder.name in names:
         raise InvalidRequest(
@@ -230,16 +231,3 @@ def _check(
     for encoder in encoders:
         require_same_vectors(encoder)
     return store, encoders
-
-
-def require_text_field(store: tables.StoreRow, *, otherwise: str = "") -> None:
-    """Raises StoreUnsupported for a store without texts.
-
-    otherwise  what else a client can do
-    """
-    if store.options.get("text_field") is None:
-        raise StoreUnsupported(
-            f"The store {store.name!r} was connected without `text_field`, so it has no texts for "
-            f"the encoders. Disconnect it, and connect it again with `text_field`{otherwise}.",
-            field="store",
-        )

@@ -14,6 +14,7 @@ from sqlalchemy import update
 
 from app.access.audit import record_audit
 from app.anchors import likeness
+from app.anchors.store_texts import require_text_field, way_to_texts
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders import encoding
@@ -36,6 +37,7 @@ from app.moves.reading import (
     check_reading,
     disk_bytes,
     embedding_cost,
+    index_seconds,
     read_store,
     refuse_lengths,
     require_migratable,
@@ -78,12 +80,14 @@ def plan_migration(
     text_field = store.options.get("text_field")
     fill = wanted.fill or ("embed" if text_field and runs_here(target) else "translate")
     if fill == "embed":
-        require_texts(text_field, target)
+        _require_texts(services, store, target)
     elif wanted.anchor_set is None:
+        way = f"register the model of {target.name!r} by another name: POST /encoders"
+        if text_field is None:
+            way = way_to_texts(services, store)
         raise MissingField(
             "`fill: translate` needs an `anchor_set` that the store's encoder and `target` share. "
-            "To embed every row instead, register the store with its `text_field`, and the target "
-            "with its model.",
+            f"To embed every row instead, {way}.",
             field="anchor_set",
         )
     request = None if wanted.anchor_set is None else _request(wanted, store)
@@ -132,6 +136,7 @@ def plan_migration(
             "translate_s": round(seconds_to_translate(built.maps, reading), 3),
             "disk_bytes": disk_bytes(reading, target.dim),
         }
+    plan["cost"]["index_s"] = index_seconds(store.kind, reading.facts)
     warnings = () if built is None else built.warnings
     plan["notes"] = _notes(store, reading, plan, target, warnings, asks=asks)
     return _add_row(services, context, store, target, built, with_limits(plan, limits, target))
@@ -147,9 +152,7 @@ def _find_target(
         )
     if target.id == store.encoder_id:
         raise InvalidRequest(
-            f"The store {store.name!r} already has vectors of {name!r}. Name another `target`. To "
-            f"repair rows that look foreign, embed their texts by {name!r}, and write them with "
-            f"your application. GET /stores/{store.name} has their ids in `space.foreign`.",
+            f"The store {store.name!r} already has vectors of {name!r}. Name another `target`.",
             field="target",
         )
     return target
@@ -211,19 +214,15 @@ def _request(wanted: NewMigration, store: tables.StoreRow) -> FitRequest:
     )
 
 
-def require_texts(text_field: str | None, target: tables.EncoderRow) -> None:
-    """Raises InvalidRequest without texts, and the errors of a target that does not run."""
-    if text_field is None:
-        raise InvalidRequest(
-            "`fill: embed` needs the texts of the rows, and the store has no `text_field`. "
-            "Disconnect it and connect it again with one (Chroma: the key of the metadata that has "
-            "the text), or send `fill: translate` with an `anchor_set`.",
-            field="fill",
-        )
+def _require_texts(services: Services, store: tables.StoreRow, target: tables.EncoderRow) -> None:
+    """Raises StoreUnsupported without texts, and the errors of a target that does not run."""
+    otherwise = "send `fill: translate` with an `anchor_set`."
+    with blaming("fill", always=True):
+        require_text_field(services, store, otherwise=f" Or {otherwise}")
     if target.kind == EncoderKind.external:
         raise EncoderNeedsVectors(
             f"The service does not run encoder {target.name!r}, so it cannot embed rows. Register "
-            "it with its model, or send `fill: translate` with an `anchor_set`.",
+            f"its model by another name (POST /encoders), or {otherwise}",
             field="fill",
         )
     with blaming("target", always=True):
@@ -244,27 +243,19 @@ def _check_space(
     }
     if match.verdict not in ("another", "mixed") or force:
         return found
+    advice = "Register the store with that encoder"
     if match.verdict == "mixed":
-        raise WrongSpace(
-            f"{found['mixture']}. A translation would spoil such rows of the store "
-            f"{store.name!r}. Embed them again with {store.encoder.name!r}, or send "
-            "`force_space: true` to translate them all the same.",
-            field="store",
-            more={"space": found},
-        )
-    if match.likeliest == target:
-        advice_text = (
-            f"They look like those of the target {target!r}: this migration would go the wrong "
-            "way. The store may have been moved before. Register it with its present encoder"
-        )
+        problem = f"{found['mixture']}. A translation would spoil such rows"
+        advice = f"Embed them again with {store.encoder.name!r}"
+    elif match.likeliest == target:
+        problem = f"They look like those of the target {target!r}: this would go the wrong way"
+        advice = "The store may have been moved before: register it with its present encoder"
     else:
-        advice_text = (
-            f"They look more like those of {match.likeliest!r}. Register the store with that "
-            "encoder"
-        )
+        problem = f"They look more like those of {match.likeliest!r}"
     raise WrongSpace(
-        f"The vectors of the store {store.name!r} do not look like those of "
-        f"{store.encoder.name!r}. {advice_text}, or send `force_space: true` if you know better.",
+        f"The vectors of the store {store.name!r} do not all look like those of "
+        f"{store.encoder.name!r}. {problem}. {advice}, or send `force_space: true` if you know "
+        "better.",
         field="store",
         more={"space": found},
     )

@@ -43,6 +43,11 @@ PLAN_SAMPLE, SAMPLED_TEXTS = 2_000, 256
 TIMED_HERE, TIMED_REMOTE = 12, 32
 
 
+#: rows that are indexed in a second after the sweep: 20,000 rows of 384 numbers, two cores
+#: (benchmarks/results/stores.json). Of a million, each takes longer
+INDEXED_A_SECOND = {"pgvector": 4_500}
+
+
 @dataclass(frozen=True, eq=False)
 class StoreReading:
     """A store, as a plan finds it.
@@ -207,6 +212,12 @@ def embedding_cost(
         "texts_per_second": encode_speed(services, context, target, texts),
         "disk_bytes": disk_bytes(reading, target.dim),
     }
+
+
+def index_seconds(kind: str, facts: StoreFacts) -> float | None:
+    """Return the least time of the index of the new vectors; None where nobody measured one."""
+    speed = INDEXED_A_SECOND.get(kind)
+    return round(facts.rows / speed, 3) if speed and facts.indexed else None
 
 
 def disk_bytes(reading: StoreReading, target_dim: int) -> int:

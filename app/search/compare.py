@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 from torch import Tensor
 
 from app.anchors.embedding import read_inputs, write_inputs
-from app.anchors.from_store import STORE_READ_S, require_text_field
+from app.anchors.from_store import STORE_READ_S
+from app.anchors.store_texts import require_text_field
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.encoding import encode
@@ -161,7 +162,7 @@ def _check(
             for each in request.encoders
         ]
     if store is not None:
-        require_text_field(store, otherwise=", or send `inputs`")
+        require_text_field(services, store, otherwise=" Or send `inputs`.")
     for encoder in encoders:
         if not embeds_texts(encoder):
             raise InvalidRequest(

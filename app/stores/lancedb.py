@@ -223,7 +223,7 @@ class LancedbStore(Store):
         table = self.open()
         if field not in table.dataset.schema.names:
             raise StoreUnsupported(
-                f"The table has no column `{field}` of texts. Name one in `text_field`.",
+                f"The table has no column `{field}` of texts. Name another in `text_field`.",
                 field="text_field",
             )
         found: dict[StoreId, Any] = {}

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from app.access.audit import record_audit
 from app.access.name_lookup import refuse_in_use
 from app.anchors import likeness
+from app.anchors.store_texts import text_fields
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.errors import (
@@ -29,7 +30,6 @@ from app.stores import queries as store_queries
 from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.port import (
     Capabilities,
-    Search,
     Side,
     Store,
     StoreFacts,
@@ -148,20 +148,20 @@ def _read_new(store: Store) -> tuple[_StoreContents, str | None]:
 
     Raises StoreUnsupported for a field of it in which no row has text.
     """
-    contents = *_, vectors, ids = _read(store)
+    contents = *_, ids = _read(store)
     usual = TEXT_FIELDS.get(store.location.kind)
     if store.location.text_field is None:
         return contents, usual if usual and any(store.read_field(ids, usual)) else None
     for field in store.text_template().fields:
-        if len(ids) and not any(store.read_field(ids, field)):
-            [hits] = store.search(Search(vectors[:1], 1, payload=True))
-            named = [name for row in hits.payloads or () for name in row]
-            raise StoreUnsupported(
-                f"None of {len(ids)} sampled rows has text in `{field}`. A row has the fields "
-                f"{', '.join(named)}. Name the one that holds the text in `text_field`, or leave "
-                "it out, and translate the vectors.",
-                field="text_field",
-            )
+        try:
+            if not len(ids) or any(store.read_field(ids, field)):
+                continue
+            problem = f"None of {len(ids)} sampled rows has text in `{field}`. Name another field."
+        except StoreUnsupported as error:
+            problem = error.detail
+        if names := ", ".join(f"`{each}`" for each in text_fields(store)):
+            problem += f" Rows have text in {names}."
+        raise StoreUnsupported(problem, field="text_field")
     return contents, store.location.text_field
 
 
@@ -219,7 +219,10 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
         row = resources.by_name(session, tables.StoreRow, context.project, name)
         active = store_queries.active_migration(session, row)
         users = [] if active is None else [f"migration {active.id} ({active.state})"]
-        refuse_in_use(f"store {name!r}", users, "Finish or abandon it first.")
+        end = "finish" if active and active.state == MigrationState.cut_over else "abandon"
+        refuse_in_use(
+            f"store {name!r}", users, f"First POST /migrations/{active and active.id}/{end}."
+        )
         refuse_in_use(f"store {name!r}", aliases.aliases_of(session, row))
         session.delete(row)
         record_audit(session, context, "delete", "store", name)

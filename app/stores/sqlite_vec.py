@@ -195,7 +195,7 @@ class SqliteVecStore(Store):
             if (column,) not in list(info):  # SQLite takes an unknown name in quotes for a text
                 raise StoreUnsupported(
                     f"The file has no column `{column}` in a table `{other or table.name}`. Name "
-                    "the text as `column` of the vec0 table, or as `table.column`.",
+                    "a column of the vec0 table, or `table.column`.",
                     field="text_field",
                 )
             if other:

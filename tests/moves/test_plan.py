@@ -26,6 +26,7 @@ from app.errors import (
     NonFinite,
     NotFound,
     QualityBelowMinimum,
+    StoreUnsupported,
     UnknownOption,
     WrongSpace,
 )
@@ -120,7 +121,7 @@ def test_vectors_of_another_encoder_are_refused_unless_forced(begin: Callable[..
 
 
 def test_a_store_without_a_text_field_cannot_be_embedded(begin: Callable[..., Table]) -> None:
-    with pytest.raises(InvalidRequest, match="text_field"):
+    with pytest.raises(StoreUnsupported, match="`text_field: body`"):
         begin(text_field=None).plan(fill="embed")
 
 

@@ -69,8 +69,7 @@ def text_columns(table: PgTable, fields: Sequence[str], row: str) -> list[sql.Co
     for each in fields:
         if each not in columns:
             raise StoreUnsupported(
-                f"The table has no column `{each}` of texts. Its columns of texts are: "
-                f"{', '.join(columns) or 'none'}. Name one in `text_field`.",
+                f"The table has no column `{each}` of texts. Name another in `text_field`.",
                 field="text_field",
             )
     cut = sql.SQL("left({}::text, {})")

@@ -134,7 +134,7 @@ def test_names_of_no_table(pgvector_url: str, name: str) -> None:
 def test_missing_columns_are_named(table: Table) -> None:
     with pytest.raises(StoreUnsupported, match=r"no column `nope`.* vectors: `embedding`"):
         table.store(vector_field="nope").facts()
-    with pytest.raises(StoreUnsupported, match=r"no column `nope` of texts.*columns of texts are"):
+    with pytest.raises(StoreUnsupported, match="no column `nope` of texts"):
         table.store(text_field="nope").texts([1])
     with pytest.raises(StoreUnsupported, match="no column `id` of texts"):
         table.store(text_field="id").texts([1])
