@@ -68,5 +68,5 @@ def with_code(text: str) -> Markup:
     return Markup("").join(marked) if len(parts) % 2 else escape(text)
 
 
-_WRITERS = (signed, whole, percent, money, disk, moment, duration, with_code)
+_WRITERS = (signed, whole, percent, money, disk, moment, duration, with_code, price.of_plan)
 FILTERS: dict[str, Callable[..., Any]] = {each.__name__: each for each in _WRITERS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from app.console.formats import duration, money
+from app.console.formats import duration
 from app.maths.relevance.advice import AdvisedOption, Certainty
 from app.moves.service import MigrationStatus
 from app.types import JobState, MigrationState
@@ -97,15 +97,8 @@ def say_problem(move: MigrationStatus) -> tuple[str, str] | None:
     error = move.error
     if error is None or move.row.ended_at is not None:
         return None
-    code, limits = error["code"], move.row.plan["limits"]
-    title = PROBLEMS.get(code, f"It stopped: {code}.")
-    if code != "limit-reached":
-        return title, error["detail"]
-    return title, (
-        f"{money(move.progress['spent'])} of {money(limits['max_price'])} are spent, and all rows "
-        f"cost about {money(move.progress['price_of_all'])}. Raise the limit and continue: no text "
-        "is paid for twice."
-    )
+    title = PROBLEMS.get(error["code"], f"It stopped: {error['code']}.")
+    return title, error["detail"].replace("`max_price`", "the limit")
 
 
 class CallWords(NamedTuple):

@@ -20,6 +20,12 @@ def money(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+def of_plan(spent: float, plan: Mapping[str, Any]) -> str:
+    """Return the share of the plan's price, as plan, pause and console say it."""
+    price = plan["cost"]["price"]
+    return f"{spent / max(price, 1e-6):.0%} of the plan's price of {money(price)}"
+
+
 def with_limits(
     plan: Mapping[str, Any], limits: Mapping[str, Any], target: tables.EncoderRow
 ) -> dict[str, Any]:
@@ -37,13 +43,14 @@ def with_limits(
         cost["seconds"] = round(cost["rows_with_text"] / min(speed * requests, paced), 3)
     if limits["price_per_million_tokens"] is not None:
         price = round(cost["tokens"] * limits["price_per_million_tokens"] / 1e6, 6)
-        if (most := limits["max_price"]) is not None and most < price:
-            detail = (
-                f"The limit of {money(most)} is below the price of {money(price)}: the migration "
-                f"pauses at about {most / price:.0%} of the texts. Raise `max_price` to embed all."
-            )
-            notes.insert(0, {"code": PRICE_LIMITED, "detail": detail})
-    return {**plan, "limits": dict(limits), "cost": {**cost, "price": price}, "notes": notes}
+    made = {**plan, "limits": dict(limits), "cost": {**cost, "price": price}, "notes": notes}
+    if price is not None and (most := limits["max_price"]) is not None and most < price:
+        detail = (
+            f"`max_price` is {money(most)}, {of_plan(most, made)}: the run pauses there. Raise "
+            "`max_price` to embed all."
+        )
+        notes.insert(0, {"code": PRICE_LIMITED, "detail": detail})
+    return made
 
 
 def price_of_all(row: tables.MigrationRow) -> float | None:

@@ -35,7 +35,7 @@ from app.moves.context import MigrationContext, NewRows, open_migration, without
 from app.moves.embedding import USAGE, fit_maps, make_anchors
 from app.moves.fill import HEARD_EVERY_S, Absence, TextSweep, wait_for_encoder
 from app.moves.lease import LEASE_S, Lease, take_lease
-from app.moves.price import money, price_of_all
+from app.moves.price import money, of_plan, price_of_all
 from app.moves.queries import WINDOW
 from app.moves.service import embedded_rows, wrong_state
 from app.stores.port import Page, TextPage
@@ -244,11 +244,11 @@ class Run:
             expected = unpaid * self._held.row.plan["cost"]["tokens_per_character"]
         tokens = self._position["tokens"] + sum(self._expected) + expected
         if expected and tokens * price / 1e6 > most:
-            spent = money(self._position["tokens"] * price / 1e6)
-            in_all = money(price_of_all(self._held.row) or 0.0)
+            spent, row = self._position["tokens"] * price / 1e6, self._held.row
             self._limit = LimitReached(
-                f"The next rows would cost more than `max_price`: {spent} of {money(most)} are "
-                f"spent, and all rows cost about {in_all}. Raise `max_price`, and continue.",
+                f"The next rows would cost more than `max_price`: {money(spent)} of {money(most)} "
+                f"are spent, {of_plan(spent, row.plan)}. Raise `max_price`, for all rows to "
+                f"{money(price_of_all(row) or 0.0)}, and continue.",
                 field="max_price",
             )
             return False
