@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
@@ -81,7 +81,6 @@ def cancel_job(id: JobId, services: Svc, context: WriteContext) -> Job:
             "description": "Events named `progress`, then one named `end`. "
             "Each holds the whole job.",
         },
-        204: {"description": "The job has ended, and the client has received its last event."},
         **documented(404, 422),
     },
     response_class=Response,
@@ -91,20 +90,10 @@ async def job_events(
     request: Request,
     services: Svc,
     project: Reads,
-    last_event_id: Annotated[
-        int | None,
-        Header(ge=0, le=2**31 - 1, description="Only changes after the event of this id."),
-    ] = None,
 ) -> Response:
-    """Sends the job after each change, as server-sent events.
-
-    A client that lost its connection sends `Last-Event-ID` to continue after that event.
-    """
-    seen = -1 if last_event_id is None else last_event_id
+    """Sends the job as it is, and after each change, as server-sent events."""
     row = await run_in_threadpool(_find_job, services, project, id)
-    if JobState(row.state).finished and row.version == seen:
-        return Response(status_code=204)
-    events = _events(request, services, project, row, seen)
+    events = _events(request, services, project, row)
     return EventSourceResponse(
         events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     )
@@ -116,7 +105,7 @@ def _find_job(services: Services, project: str, job_id: str) -> tables.JobRow:
 
 
 async def _events(
-    request: Request, services: Services, project: str, row: tables.JobRow, seen: int
+    request: Request, services: Services, project: str, row: tables.JobRow
 ) -> AsyncIterator[bytes]:
     """An event for each change of the job's row, until the job ends or the server stops.
 
@@ -125,6 +114,7 @@ async def _events(
     admission = request.app.state.admission
     key_id, key_ring = request.state.context.key_id, request.app.state.keys
     last_sent = last_checked = time.monotonic()
+    seen = None
     while not admission.stopping:
         if row.version != seen:
             seen = row.version

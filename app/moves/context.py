@@ -80,8 +80,7 @@ class MigrationContext:
     old       by the store's encoder, for rows that clients write after the cutover; None where it
               does not run
     batch     rows that are read and not yet written
-    usage     tokens and truncated texts, and old vectors of rows that clients wrote since the
-              cutover, by how they were made
+    usage     tokens and truncated texts
     owed      rows that were not corrected after a switch: locked by a client, or written meanwhile
     """
 
@@ -265,20 +264,13 @@ class MigrationContext:
             self.live.apply(changes, np.zeros((0, width), np.float32))
             return
         made = self._make(changes, after_cutover)
-        vectors, missing = made.vectors, made.missing
-        if after_cutover:
-            translated = len(vectors) - made.encoded - len(missing)
-            self.usage.add(old_embedded=made.encoded, old_translated=translated)
-        kept = np.setdiff1d(np.arange(len(changes.ids)), missing)
+        ids, vectors = made.usable(changes.ids)
+        kept = np.setdiff1d(np.arange(len(changes.ids)), made.missing)
         # A row without a direction has no new vector. Its old vector stays, for a rollback.
-        gone = [] if after_cutover else [changes.ids[place] for place in missing.tolist()]
-        usable = replace(
-            changes,
-            ids=[changes.ids[place] for place in kept.tolist()],
-            vectors=changes.vectors[kept],
-            deleted=[*changes.deleted, *gone],
-        )
-        self.live.apply(usable, vectors[kept])
+        gone = [] if after_cutover else [changes.ids[place] for place in made.missing.tolist()]
+        deleted = [*changes.deleted, *gone]
+        usable = replace(changes, ids=[*ids], vectors=changes.vectors[kept], deleted=deleted)
+        self.live.apply(usable, vectors)
 
 
 def open_migration(services: Services, row: tables.MigrationRow) -> MigrationContext:

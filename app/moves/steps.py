@@ -40,7 +40,7 @@ from app.moves.service import (
 )
 from app.moves.sync import drain_held
 from app.stores.port import OLD_SIZE, StoreId, StoreVectors
-from app.stores.registry import AFTER_CUTOVER, has_cutover
+from app.stores.registry import has_cutover
 from app.types import MigrationState
 
 #: how long a step waits for a synchronisation, or for the lease of a lost process
@@ -134,10 +134,7 @@ def _change_store(move: MigrationContext, held: Lease, step: str) -> dict[str, A
         return move.translate(vectors, back=step == "rollback").vectors  # at once: writes wait
 
     if step == "cutover":
-        found: dict[str, Any] = {"pause_s": move.live.cutover(translate).pause_s}
-        if note := AFTER_CUTOVER.get(move.row.store.kind):
-            found["note"] = note.format(model=move.row.target.model or move.row.target.name)
-        return {step: found}
+        return {step: {"pause_s": move.live.cutover(translate).pause_s}}
     if step == "rollback":
         return {step: {"pause_s": move.live.rollback(translate).pause_s}}
     if step == "finish":

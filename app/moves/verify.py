@@ -184,8 +184,6 @@ def check_sample(move: MigrationContext, held: Lease) -> Check:
             drain_held(move, held)
     compared += len(differing)
     found = {"rows": compared, "different": len(differing), "first": list(differing[:20])}
-    if move.old is not None or embeds:
-        found |= {name: held.position.get(name, 0) for name in ("old_embedded", "old_translated")}
     expected = "the target gives their texts" if embeds else "the maps give"
     if differing:
         detail = f"{len(differing)} of {len(ids)} rows have another new vector than {expected}."

@@ -29,13 +29,6 @@ def has_cutover(kind: str) -> bool:
     return kind not in EMBEDDED
 
 
-#: what clients of a kind must do after a cutover to a model, beside using it
-AFTER_CUTOVER = {
-    "chroma": "Restart the clients, and let each pass an `embedding_function` of {model} to "
-    "`get_collection`, or send vectors. Without one, Chroma embeds by its own model, "
-    "all-MiniLM-L6-v2, and says nothing where the sizes are equal."
-}
-
 #: the field that usually holds the text, by kind
 TEXT_FIELDS = {"chroma": "chroma:document"}
 

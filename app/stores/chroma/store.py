@@ -61,8 +61,9 @@ CHROMA_NOTES = (
     StoreNote(
         "embedding-function-not-kept",
         "The new collection has no embedding function, because the stored one makes old vectors. "
-        "Clients must send vectors, or pass the embedding function of the new encoder: without it "
-        "Chroma embeds by its own model, all-MiniLM-L6-v2, and is silent where sizes are equal.",
+        "Restart the clients after the cutover: they must send vectors, or pass the embedding "
+        "function of the new encoder to `get_collection`. Without it Chroma embeds by its own "
+        "model, all-MiniLM-L6-v2, and is silent where sizes are equal.",
     ),
 )
 
