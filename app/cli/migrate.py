@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from app.cli import INTERRUPTED
 from app.cli.layouts import LAYOUTS, fill_in
 from app.cli.output import AsJson, print_json, print_rows, warn
-from app.cli.service import DEFAULT_URL, REFUSED, Url, connect
+from app.cli.service import DEFAULT_URL, REFUSED, Url, connect, in_words_of_commands
 from app.cli.sources import Source, find_target
 from app.cli.stores import TextField, VectorField, print_space
 
@@ -118,14 +118,18 @@ def migrate(
         place = Source(source, kind, table, name, **fields)
     elif "://" in source:
         raise typer.BadParameter("Pass --table with the name of the table or collection.")
+    elif any(fields.values()):
+        raise typer.BadParameter(
+            f"{source} is connected, and keeps its fields. To change them, disconnect it, and "
+            f"connect it again: anchorage stores disconnect {source}"
+        )
     with connect(url) as client, ExitStack() as undo:  # what a failure takes back
-        if place is not None:
-            place.start_service(url, undo)
+        started = None if place is None else place.start_service(url, undo)
         store = source if place is None else place.store
         choices: dict[str, Any] = {"fill": fill, "anchor_set": anchor_set}
-        choices["target"] = target and find_target(client, target, undo)
         if place is not None:
             place.connect(client, undo)
+        choices["target"] = target and find_target(client, target, undo)
         migration = _newest(client, store)
         if migration is not None and migration.data["ended_at"] is None:
             migration = _change(client, migration, choices, limits)
@@ -149,6 +153,8 @@ def migrate(
                 warn("Nothing was written.")
                 raise typer.Exit(1)
         undo.pop_all()
+        if started is not None:
+            warn(started)
         if layout is not None:
             warn(f"With the cutover: {LAYOUTS[layout].after}")
         if only_plan:
@@ -265,8 +271,8 @@ def _change(
             store, state = migration.data["store"], migration.state
             end = {"cut-over": "finish", "running": "pause"}.get(state, "abandon")
             raise typer.BadParameter(
-                f"{store} has a migration with `{name}` {is_now}. Leave the option out, or first "
-                f"run: anchorage migrate {end} {store}"
+                f"{store} has a migration with `--{name.replace('_', '-')} {is_now}`. Leave the "
+                f"option out, or first run: anchorage migrate {end} {store}"
             )
     if all(limit is None for limit in limits.values()):
         return migration
@@ -340,18 +346,25 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
 
     facts, error, store = found["progress"], found["error"], found["store"]
     typer.echo(f"The migration {found['id']} of {store} is {found['state']}.")
-    if facts["rows"]:
+    if facts["rows"] or facts["spent"]:
         more = [
             f"{facts[name]:,} {name}" for name in ("encoded", "skipped", "truncated") if facts[name]
         ]
-        spent = [] if facts["spent"] is None else [f"{money(facts['spent'])} spent"]
-        details = ": " * bool(more + spent) + ", ".join(more + spent)
+        if facts["spent"] is not None:
+            more.append(f"{money(facts['spent'])} spent")
+        price, rows = found["plan"]["cost"].get("price"), facts["rows"] / (facts["total"] or 1)
+        if facts["spent"] and price and rows < 1:
+            share = facts["spent"] / price
+            later = " (also for rows that come later)" if share > rows + 0.01 else ""
+            more.append(f"{share:.0%} of the plan's price{later}")
+        details = ": " * bool(more) + ", ".join(more)
         typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows{details}.")
     for step in ("cutover", "rollback"):
         if step in found["found"] and found["state"] in ("cut-over", "rolled-back"):
             typer.echo(f"{step}: clients waited {found['found'][step]['pause_s']:.3f} s.")
     if error is not None and found["ended_at"] is None:
-        typer.secho(f"ERROR ({error['code']}): {error['detail']}", fg="red", err=True)
+        detail = in_words_of_commands(error["detail"])
+        typer.secho(f"ERROR ({error['code']}): {detail}", fg="red", err=True)
         if error["code"] == "limit-reached":
             warn(f"To go on: anchorage migrate {store} --max-price {facts['price_of_all']:.6g}")
     if facts["waiting"]:
@@ -380,9 +393,11 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
             ("tokens", f"about {cost['tokens']:,}, by {counted}"),
             ("price", "unknown: --price-per-million-tokens" if price is None else money(price)),
         ]
-    seconds, disk = cost["seconds"], cost["disk_bytes"]
+    seconds, index, disk = cost["seconds"], cost.get("index_s"), cost["disk_bytes"]
+    time = "unknown" if seconds is None else f"about {duration(seconds)}"
+    end = "the index" if index is None else f"{duration(max(1, index))} or more for the index"
     facts += [
-        ("time", "unknown" if seconds is None else f"about {duration(seconds)}, and the index"),
+        ("time", f"{time}, and {end}"),
         ("disk", "unknown" if disk is None else f"about {disk / 2**20:,.0f} MiB more"),
     ]
     header = ("rows", f"{plan['rows']:,}, to {plan['fill']} by {plan['target']}")
@@ -394,4 +409,4 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         by = ", by inner product," if estimate.get("comparison") == "product" else ""
         typer.echo(f"{line}{by} among {{index:,}} rows.".format(**estimate))
     for note in plan["notes"]:
-        typer.echo(f"Note ({note['code']}): {note['detail']}")
+        typer.echo(f"Note ({note['code']}): {in_words_of_commands(note['detail'])}")

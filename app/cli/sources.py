@@ -7,7 +7,8 @@ import json
 import os
 import re
 import shlex
-from contextlib import ExitStack, closing
+from collections.abc import Iterable
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ from urllib.parse import urlsplit
 import typer
 
 from app.cli.local import read_settings
+from app.cli.output import warn
+from app.cli.service import in_words_of_commands
 from app.stores.hidden_urls import without_password
 
 if TYPE_CHECKING:
@@ -45,16 +48,25 @@ class Source:
             **fields,
         }
 
-    @property
-    def setting(self) -> str:
-        """The address as a shell sets it; PASSWORD stands for its password."""
-        listed = json.dumps({self._name: without_password(self.address)})
-        return f"ANCHORAGE_STORES={shlex.quote(listed)}"
+    def _setting(self, listed: Iterable[str] = ()) -> str:
+        """Return ANCHORAGE_STORES as a shell sets it: the addresses so far, and this one.
 
-    def start_service(self, url: str, undo: ExitStack) -> None:
+        listed  names that the service lists
+
+        URL stands for an address that this shell does not know, and PASSWORD for a password.
+        """
+        stores: dict[str, Any] = dict.fromkeys(listed, "URL")
+        for name, entry in self.settings.stores.items():
+            fields = entry.model_dump(exclude_defaults=True) | {"url": without_password(entry.url)}
+            stores[name] = fields if len(fields) > 1 else fields["url"]
+        stores[self._name] = without_password(self.address)
+        return f"ANCHORAGE_STORES={shlex.quote(json.dumps(stores))}"
+
+    def start_service(self, url: str, undo: ExitStack) -> str | None:
         """Start a service on the data folder that opens the address, unless one answers at `url`.
 
-        It goes on when the command ends; `undo` stops it. Raises typer.BadParameter.
+        Return how it is stopped and started again: it goes on after the command, unless `undo`
+        stops it. Raises typer.BadParameter.
         """
         import httpx2
 
@@ -62,26 +74,28 @@ class Source:
         from app.demo.server import start
 
         there = urlsplit(url)
-        try:
+        with suppress(httpx2.HTTPError):
             httpx2.get(f"{url}/livez", timeout=5, trust_env=False)
-        except httpx2.HTTPError:
-            if there.hostname not in ("127.0.0.1", "localhost"):
-                return  # the first request says that none answers
-            typer.echo(f"No service answers at {url}: this command starts one.", err=True)
-            entries = {name: entry.model_dump() for name, entry in self.settings.stores.items()}
-            listed = json.dumps({self._name: self.address, **entries})
-            variables = {**os.environ, "ANCHORAGE_STORES": listed}
-            try:
-                process = start(self.settings.data_dir, there.port or 80, variables)
-            except DemoError as error:
-                raise typer.BadParameter(str(error)) from None
-            undo.callback(process.terminate)
-            typer.echo(
-                f"It goes on after the command. `kill {process.pid}` stops it, and this starts it "
-                f"again: {self.setting} anchorage serve --port {there.port or 80} "
-                f"--data-dir {self.settings.data_dir.resolve()}",
-                err=True,
-            )
+            return None
+        if there.hostname not in ("127.0.0.1", "localhost"):
+            return None  # the first request says that none answers
+        self._dim()  # a wrong address needs no service
+        warn(f"No service answers at {url}: this command starts one.")
+        entries = {name: entry.model_dump() for name, entry in self.settings.stores.items()}
+        listed = json.dumps({self._name: self.address, **entries})
+        variables = {**os.environ, "ANCHORAGE_STORES": listed}
+        try:
+            process = start(self.settings.data_dir, there.port or 80, variables)
+        except DemoError as error:
+            raise typer.BadParameter(str(error)) from None
+        undo.callback(warn, "The service that this command has started is stopped again.")
+        undo.callback(process.wait)  # so that the next command can start one
+        undo.callback(process.terminate)
+        return (
+            f"The service goes on after this command. `kill {process.pid}` stops it, and this "
+            f"starts it again: {self._setting()} anchorage serve --port {there.port or 80} "
+            f"--data-dir {self.settings.data_dir.resolve()}"
+        )
 
     def connect(self, client: Client, undo: ExitStack) -> None:
         """Connect the store, and register the encoder STORE-old of its vectors.
@@ -104,9 +118,11 @@ class Source:
                 return
             if error.code != "address-not-listed":
                 raise
+            self._dim()  # what is wrong with the address comes first
             raise typer.BadParameter(
-                f"The service does not list this address. Start it anew: {self.setting} anchorage "
-                "serve"
+                "The service does not list this address. Start it again with it, and with the "
+                "others that it lists (write their addresses for URL): "
+                f"{self._setting(error.problem['addresses'])} anchorage serve"
             ) from None
         undo.callback(client.stores.delete, self.store)
 
@@ -122,7 +138,8 @@ class Source:
             with closing(open_store(StoreLocation(url=self.address, **where))) as store:
                 return store.facts().dim
         except AnchorageError as error:
-            raise typer.BadParameter(hide_url(error.detail, self.address)) from None
+            text = in_words_of_commands(hide_url(error.detail, self.address))
+            raise typer.BadParameter(text) from None
 
 
 def find_target(client: Client, target: str, undo: ExitStack) -> str:

@@ -71,11 +71,12 @@ def find_address(
         if given in (name, without_password(each.url)):
             return name, each
     # Somebody may send a URL with a password: only what looks like a name is repeated.
-    named = f"named {given!r}" if _NAME.fullmatch(given) else "of that name"
+    named = repr(given) if _NAME.fullmatch(given) else "a URL"
     raise AddressNotListed(
-        f"The server has no store address {named} for this project. Ask the operator to add it "
-        f"to ANCHORAGE_STORES, which has {', '.join(map(repr, own)) or 'none'} for this project.",
+        f"`address` is {named}, and ANCHORAGE_STORES of the service lists for this project: "
+        f"{', '.join(map(repr, own)) or 'none'}. Send such a name, or ask the operator to add it.",
         field="address",
+        more={"addresses": [*own]},
     )
 
 

@@ -34,7 +34,7 @@ from tests.serving import serving
 ROWS = 600
 SERVER = pgvector_server_of_process
 PAIR = ("--target", "new", "--anchor-set", "pairs")
-TEXTS = [f"item {number}" for number in range(60)]
+TEXTS = [f"item {number}" for number in range(150)]
 
 
 def vectors(table: str) -> np.ndarray:
@@ -71,12 +71,14 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "has no migration. Pass --target" in terminal.refusal("migrate", "docs")
     priced = terminal.refusal("migrate", "docs", *PAIR, "--max-price", "3")
     assert "Add `--price-per-million-tokens`." in priced  # the words of this tool
+    textless = terminal.refusal("migrate", "docs", "--target", "new")
+    assert "connect the store with `--text-field body`; if it is connected" in textless
     assert terminal.run("migrate", "docs", *PAIR).exit_code == 1  # nobody says yes
     assert terminal.json("migrate", "status")[0]["state"] == "abandoned"
     printed = terminal.ok("migrate", "plan", "docs", *PAIR)
     for words in ("600, to translate by new", "Estimate:", "To begin: anchorage migrate docs"):
         assert words in printed
-    assert "`target` new" in terminal.refusal("migrate", "docs", "--target", "old")
+    assert "`--target new`" in terminal.refusal("migrate", "docs", "--target", "old")
 
     printed = terminal.ok("migrate", "docs", "--yes")
     assert "is filled" in printed
@@ -148,13 +150,16 @@ def test_a_limit_pauses_and_the_message_says_how_to_raise_it(tmp_path: Path) -> 
             "encoders", "add", "new", "--kind", "openai", "--model", "m", "--endpoint", endpoint.url
         )
         terminal.ok("stores", "connect", "docs", *place, "--encoder", "old", "--text-field", "body")
-        prices = ("--price-per-million-tokens", "1000", "--max-price", "0.01")
+        prices = ("--price-per-million-tokens", "1000", "--max-price", "0.28")
         paused = terminal.run("migrate", "docs", "--target", "new", "--yes", *prices)
         assert paused.exit_code == 1, paused.output
-        assert "60, to embed by new" in said(paused.stdout)
+        assert "150, to embed by new" in said(paused.stdout)
         assert "ERROR (limit-reached)" in said(paused.stderr)
-        assert "limit of 0.010 is below the price of 0.12" in said(paused.stdout)
-        assert "To go on: anchorage migrate docs --max-price 0.12" in said(paused.stderr)
+        assert "is 0.28, 80% of the plan's price of 0.35" in said(paused.stdout)
+        for text in (paused.stderr, paused.stdout.partition("is paused")[2]):
+            [share] = re.findall(r"(\d+)% of the plan's price", text)
+            assert 70 < int(share) <= 80
+        assert "To go on: anchorage migrate docs --max-price 0.3" in said(paused.stderr)
         with Client(url) as client:
             client.migrate("docs", target="new", max_price=20.0).wait()
         done = terminal.json("migrate", "docs")
@@ -168,10 +173,16 @@ def test_an_address_gets_its_store_its_encoders_and_a_service(tmp_path: Path) ->
     url = f"http://127.0.0.1:{free_port()}"
     terminal = Terminal(data_dir=tmp_path, url=url)
     asked = (SERVER().url, "--table", "faq", "--text-field", "body")
-    command = [sys.executable, "-m", "app.cli", "migrate", *asked, "--yes"]
-    command += ["--target", "all-MiniLM-L6-v2"]
+    command = [sys.executable, "-m", "app.cli", "migrate", *asked, "--yes", "--target"]
     variables = {**os.environ, **terminal.environment}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    failed, done = (
+        subprocess.run(
+            [*command, target], env=variables, capture_output=True, text=True, check=False
+        )
+        for target in ("no-such-model", "all-MiniLM-L6-v2")
+    )
+    assert "this command has started is stopped again" in failed.stderr
+    assert "goes on after" not in failed.stderr
     [process] = re.findall(r"`kill (\d+)`", done.stderr)
     try:
         assert done.returncode == 0, done.stderr
@@ -188,14 +199,17 @@ def test_a_failure_takes_back_what_is_new(terminal: Terminal, table: str) -> Non
     stores = {"main": address}
     there = Terminal(**{"url": terminal.environment["ANCHORAGE_URL"], "stores": stores})
     wrong = ("--table", f"{table}", "--text-field", "nowhere", "--target", "new")
-    assert "(" in there.refusal("migrate", address, *wrong)
+    assert "Rows have text in `body`." in there.refusal("migrate", address, *wrong)
     other = there.refusal("migrate", address, "--table", table, "--target", "no-such-model")
     assert "no-such-model" in other
     assert [row["name"] for row in there.json("stores", "list")] == ["docs"]
     assert [row["name"] for row in there.json("encoders", "list")] == ["new", "old"]
     elsewhere = f"{address}&connect_timeout=9"
     unlisted = terminal.refusal("migrate", elsewhere, "--table", table, "--target", "new")
-    assert "Start it anew: ANCHORAGE_STORES=" in unlisted
+    assert """'{"main": "URL", """ in unlisted  # with what the service lists already
+    gone = terminal.refusal("migrate", elsewhere, "--table", "no_table", "--target", "new")
+    assert "no table 'no_table'" in gone
+    assert "Check `--table`." in gone
     known = (address, "--table", table, "--name", "docs")  # the service knows the address's name
     assert "600, to translate by new" in terminal.ok("migrate", "plan", *known, *PAIR)
 

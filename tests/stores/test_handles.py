@@ -106,5 +106,5 @@ def test_an_address_is_found_by_its_projects() -> None:
     assert find_address(LISTED, "main", "p")[1].url == "/srv/stores"
     assert find_address(LISTED, "open", "default")[1].url == "/srv"
     for name, project in (("main", "other"), ("open", "shop")):
-        with pytest.raises(AddressNotListed, match=f"named '{name}' for this project"):
+        with pytest.raises(AddressNotListed, match=f"`address` is '{name}', and"):
             find_address(LISTED, name, project)

@@ -244,8 +244,8 @@ def fault(error: psycopg.Error, action: str) -> AnchorageError:
     said = _LOGIN.search(str(error)) or _UNREACHABLE.search(str(error))
     if not state and said:
         return (StoreRefused if said.re is _LOGIN else StoreUnavailable)(
-            f"PostgreSQL cannot be reached by this address: {said[0]}. Ask the operator to check "
-            "the address in ANCHORAGE_STORES, and that the server runs."
+            f"PostgreSQL cannot be reached by this address: {said[0]}. Check the address (in a "
+            "service, its operator's ANCHORAGE_STORES), and that the server runs."
         )
     if not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return StoreUnavailable(
