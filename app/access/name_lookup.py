@@ -31,4 +31,4 @@ def require_free(services: Services, table: type[resources.Named], project: str,
 def refuse_in_use(what: str, users: Sequence[str], advice: str = "Delete those first.") -> None:
     """Raises InUse when there are users."""
     if users:
-        raise InUse(f"{what} is used by {', '.join(users[:10])}. {advice}")
+        raise InUse(f"The {what} is used by {', '.join(users[:10])}. {advice}")

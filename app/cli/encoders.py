@@ -37,8 +37,8 @@ def add(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="sentence-transformers, timm, openai or external; default: the first with "
-            "--model, else the last."
+            help="sentence-transformers, timm, openai or external; default: openai with "
+            "--endpoint, else the first with --model, else the last."
         ),
     ] = None,
     dim: Annotated[
@@ -55,10 +55,11 @@ def add(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Register an encoder. A model is loaded once, to read its dimension."""
+    usual = "openai" if endpoint else "sentence-transformers" if model else "external"
     with connect(url) as client:
         made = client.encoders.create(
             name,
-            kind=kind or ("external" if model is None else "sentence-transformers"),
+            kind=kind or usual,
             model=model,
             dim=dim,
             revision=revision,

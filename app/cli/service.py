@@ -35,6 +35,14 @@ OPTIONS = (
     "text_field|vector_field|id_field|anchor_set|fill|force_space|max_price|texts_per_minute|"
     "price_per_million_tokens|rows_per_second|kind|address|collection|encoder|endpoint|target"
 )
+#: calls of the API, and the commands that make them
+CALLS = {
+    r"POST /encoders(?![/\w])": "`anchorage encoders add`",
+    r"POST /stores(?![/\w])": "`anchorage stores connect`",
+    r"DELETE /stores/([\w.-]*\w)": r"`anchorage stores disconnect \1`",
+    r"POST /migrations/\w+/(\w+)": r"`anchorage migrate \1`",
+    r"GET /(encoders|stores)(?![/\w])": r"`anchorage \1 list`",
+}
 STEP = re.compile(r"`(run|verify|sync|cutover|rollback|finish|abandon|pause)`")
 FIELD = re.compile(rf"`({OPTIONS})(?:: ([\w-]+))?`")
 
@@ -67,7 +75,7 @@ def explain(error: AnchorageError, url: str) -> str:
     """Return what is wrong and what to do."""
     if error.code == "no-answer":
         return f"No service answers at {url}. Start it with `anchorage serve`, or correct --url."
-    texts = [in_words_of_commands(error.detail)]
+    texts = [in_words_of_commands(error.problem.get("detail", error.detail))]
     if error.rows:
         more = ", ..." if len(error.rows) > MAX_NAMED_ROWS else ""
         texts.append(f"Rows, from 0: {', '.join(map(str, error.rows[:MAX_NAMED_ROWS]))}{more}.")
@@ -81,8 +89,9 @@ def in_words_of_commands(text: str) -> str:
 
     def option(found: re.Match[str]) -> str:
         value = "" if found[2] in (None, "true") else f" {found[2]}"
-        return f"`--{found[1].replace('_', '-')}{value}`"
+        name = "table" if found[1] == "collection" and "table" in text else found[1]
+        return f"`--{name.replace('_', '-')}{value}`"
 
-    text = re.sub(r"POST /encoders(?![/\w])", "`anchorage encoders add`", text)
-    text = re.sub(r"POST /stores(?![/\w])", "`anchorage stores connect`", text)
+    for call, command in CALLS.items():
+        text = re.sub(call, command, text)
     return FIELD.sub(option, STEP.sub(r"`anchorage migrate \1`", text))

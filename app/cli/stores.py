@@ -35,7 +35,9 @@ def connect_store(
         str, typer.Option(help="pgvector, qdrant, chroma, lancedb, sqlite-vec, faiss or milvus.")
     ],
     address: Annotated[str, typer.Option(help="The name of an address in ANCHORAGE_STORES.")],
-    collection: Annotated[str, typer.Option(help="The table, collection or file.")],
+    collection: Annotated[
+        str, typer.Option("--collection", "--table", help="The table, collection or file.")
+    ],
     encoder: Annotated[str, typer.Option(help="The encoder whose vectors it holds.")],
     vector_field: VectorField = None,
     id_field: Annotated[

@@ -167,7 +167,7 @@ def _limits(form: dict[str, list[str]]) -> dict[str, Any]:
         try:
             found[field] = float(text_of(form, field)) if text_of(form, field) else None
         except ValueError:
-            raise InvalidRequest("Expected a number, as 0.02.", field=field) from None
+            raise InvalidRequest(f"`{field}` must be a number, as 0.02.", field=field) from None
     return validate(MigrationLimits, found).model_dump(include=set(found))
 
 

@@ -169,7 +169,7 @@ def _find_encoder(services: Services, context: RequestContext, name: str) -> tab
         encoder = resources.by_name(session, tables.EncoderRow, context.project, name)
     if encoder.model is None:
         raise EncoderNeedsVectors(
-            f"The service does not run the encoder {encoder.name!r}, so it cannot check it.",
+            f"The service does not run {encoder.name!r}: send `inputs` and its `vectors` of them.",
             field="name",
         )
     return encoder

@@ -70,15 +70,14 @@ class NewEncoder(Body):
         None, description="What an external encoder reads. Default `text`."
     )
     options: TextOptions | ImageOptions | RemoteOptions | None = Field(
-        None,
-        description="Options of the encoder's kind. An external encoder has none.",
+        None, validate_default=True, description="Options of the kind. External encoders have none."
     )
 
     @field_validator("options", mode="before")
     @classmethod
     def _check_options(cls, value: Any, info: ValidationInfo) -> Any:
         kind = info.data.get("kind")
-        if value is None or kind is None or (kind == EncoderKind.external and value == {}):
+        if kind is None or (value in (None, {}) and kind != EncoderKind.openai):
             return None
         if kind == EncoderKind.external:
             raise InvalidRequest(
@@ -86,25 +85,25 @@ class NewEncoder(Body):
                 field="options",
             )
         try:
-            return OPTIONS_BY_KIND[kind].model_validate(value)
+            return OPTIONS_BY_KIND[kind].model_validate({} if value is None else value)
         except ValidationError as error:
             raise located(error, OPTIONS_BY_KIND[kind], below=("options",)) from None
 
     @model_validator(mode="after")
     def _check_kind(self) -> NewEncoder:
         is_external = self.kind == EncoderKind.external
+        for field in ("model", "revision") if is_external else ("dim",):
+            if getattr(self, field) is not None:
+                raise InvalidRequest(
+                    f"An encoder of kind `{self.kind}` takes no `{field}`. Remove it, or name "
+                    "another `kind`: external, sentence-transformers, timm or openai.",
+                    field=field,
+                )
         needed = "dim" if is_external else "model"
         if getattr(self, needed) is None:
             raise InvalidRequest(
                 f"An encoder of kind `{self.kind}` needs `{needed}`. Add it.", field=needed
             )
-        for field in ("model", "revision") if is_external else ("dim",):
-            if getattr(self, field) is not None:
-                raise InvalidRequest(
-                    f"An encoder of kind `{self.kind}` takes no `{field}`. Remove it, or name "
-                    "another kind.",
-                    field=field,
-                )
         return self
 
 

@@ -21,6 +21,12 @@ NAME_SHOWN = 100
 #: pydantic's error types that have their own code; every other one is invalid-request
 CODES = {"extra_forbidden": "unknown-field", "missing": "missing-field"}
 
+#: fields by what clients of other services call them
+_SAID = {"table": "collection", "dimension": "dim", "price": "price_per_million_tokens"}
+_SAID |= {"dimensions": "dim", "type": "kind"}
+_SAID |= dict.fromkeys(("query", "queries", "text", "texts", "input"), "inputs")
+_SAID |= dict.fromkeys(("endpoint", "base_url", "api_base"), "url")
+
 #: pydantic's message for a field that the model does not have
 _UNKNOWN_FIELD = "Extra inputs are not permitted"
 
@@ -54,6 +60,8 @@ def located(
         context["place"] = place
         if item["type"] == "extra_forbidden" and item["msg"] == _UNKNOWN_FIELD:
             context["fields"] = _fields_at(model, loc[:-1])
+            if "options" in context["fields"]:
+                context["options"] = _fields_at(model, (*loc[:-1], "options"))
         items.append({**item, "loc": ("body", *below, *loc), "ctx": context})
     return RequestValidationError(items)
 
@@ -71,13 +79,10 @@ def sentence(item: Mapping[str, Any]) -> str:
     if item["type"] == "extra_forbidden" and message != _UNKNOWN_FIELD:
         write = None  # an error of the whole object
     if write is None:
-        return f"{message}." if field == "body" else f"`{field}` is not valid: {_lower(message)}."
+        said = f"`{field}` is not valid: {message[:1].lower()}{message[1:]}"
+        return f"{message if field == 'body' else said}."
     subject = "The body" if field == "body" else f"`{field}`"
     return f"{subject} {write({**(item.get('ctx') or {}), 'field': field}, item.get('input'))}."
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def _unknown(context: Mapping[str, Any], _value: object) -> str:
@@ -85,7 +90,10 @@ def _unknown(context: Mapping[str, Any], _value: object) -> str:
     if not fields:
         return "is not a field of this request. Remove it"
     names = ", ".join(f"`{name}`" for name in fields)
-    similar = get_close_matches(context["field"].rpartition(".")[2], fields, 1)
+    name = context["field"].rpartition(".")[2]
+    wanted = _SAID.get(name, name)
+    inner = [f"options.{wanted}"] if wanted in context.get("options", ()) else []
+    similar = [wanted] if wanted in fields else inner or get_close_matches(name, fields, 1)
     question = f" Did you mean `{similar[0]}`?" if similar else ""
     return f"is not a field of this request.{question} The fields here are {names}"
 
@@ -130,6 +138,8 @@ def _pattern(context: Mapping[str, Any], _value: object) -> str:
             "must be a name of 1 to 100 letters, digits, dots, hyphens and underscores, "
             "and begin with a letter or a digit"
         )
+    if "[0-9a-f]{32}" in context["pattern"]:
+        return "must be an id, not a name: GET on the path before it lists the ids"
     if context["pattern"] == RATE:
         return "must be a rate such as 600/minute, or several rates separated by `;`"
     return f"must match the pattern {context['pattern']}"

@@ -249,10 +249,9 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     path = request.url.path
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        detail = f"The path {path} does not accept {request.method}. See /docs for all routes."
-    else:
-        detail = f"The path {path} does not exist. See /docs for all routes."
+    is_known = status == HTTPStatus.METHOD_NOT_ALLOWED
+    what = f"does not accept {request.method}" if is_known else "does not exist"
+    detail = f"The path {path} {what}. See /docs for all routes."
     response = problem(request, status, status.phrase.lower().replace(" ", "-"), detail)
     response.headers.update(error.headers or {})
     return response

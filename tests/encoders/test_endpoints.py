@@ -67,6 +67,8 @@ def test_a_wrong_field_is_named(fields, field):
         ({}, "invalid-request", "dim"),
         ({"kind": "external", "dim": 3, "model": "m"}, "invalid-request", "model"),
         ({**TEXT, "options": {"surprise": 1}}, "unknown-field", "options.surprise"),
+        ({"model": "m"}, "invalid-request", "model"),
+        ({"kind": "openai", "model": "m"}, "missing-field", "options.url"),
         ({**TEXT, "model": "no-such/model"}, "encoder-unavailable", "model"),
     ],
 )

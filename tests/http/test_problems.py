@@ -37,8 +37,9 @@ def test_several_wrong_fields_are_all_named_and_no_type_is_guessed(client, refus
     assert {error["field"] for error in problem["errors"]} == {"name", "dim", "kind"}
     assert all(error["message"] for error in problem["errors"])
     refused(client.post("/encoders", json={"dim": 2}), 422, "missing-field", "name")
-    body = {"name": "x", "dim": 2, "colour": "red"}
-    refused(client.post("/encoders", json=body), 422, "unknown-field", "colour")
+    body, hint = {"name": "x", "dim": 2, "endpoint": "http://x"}, "Did you mean `options.url`?"
+    refused(client.post("/encoders", json=body), 422, "unknown-field", "endpoint", detail=hint)
+    refused(client.get("/jobs/docs"), 422, "invalid-request", "id", detail="an id, not a name")
     refused(client.post("/encoders", json=[]), 422, "invalid-request", "body")
     assert client.get("/encoders").json() == {"encoders": []}
 

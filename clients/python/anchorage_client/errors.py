@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+#: calls of the API that the service advises, and those of this client
+CALLS = {
+    r"POST /(encoders|stores|migrations|heads)(?![/\w-])": r"client.\1.create",
+    r"POST /anchor-sets(?![/\w])": "client.anchor_sets.create",
+    r"DELETE /(stores|encoders|heads)/([\w.-]*\w)": r'client.\1.delete("\2")',
+    r"GET /(encoders|stores|migrations|jobs)(?![/\w])": r"client.\1.list",
+    r"GET /jobs/(\w+)": r'client.jobs.get("\1")',
+}
 
 
 class AnchorageError(Exception):
@@ -12,7 +22,7 @@ class AnchorageError(Exception):
 
     status       HTTP status; None if no answer arrived
     code         stable name of the error, which the service's page /docs/errors explains
-    detail       what was wrong, the limit, and what to do next
+    detail       what was wrong, the limit, and what to do next, in calls of this client
     field        the wrong field of the request, if the error is about one
     rows         the wrong rows of that field, from 0
     retry_after  seconds after which the service suggests another try
@@ -28,6 +38,8 @@ class AnchorageError(Exception):
         self.problem = dict(problem)
         self.code: str = str(problem.get("code") or "unknown")
         self.detail: str = str(problem.get("detail") or problem.get("title") or "")
+        for call, own in CALLS.items():
+            self.detail = re.sub(call, own, self.detail)
         self.field: str | None = problem.get("field")
         rows = problem.get("rows")
         numbers = isinstance(rows, list) and all(isinstance(row, int) for row in rows)

@@ -17,12 +17,18 @@ from anchorage_client import (
 )
 from anchorage_client._sync.jobs import Job
 from anchorage_client._sync.transport import pause_before, retry_after, to_bytes
+from anchorage_client.errors import error_of
 from app.access.service import create_key
 from app.context import RequestContext
 from app.main import create_app
 from app.settings import Settings
 from app.types import Scope
 from tests.serving import listening, serving
+
+
+def test_advice_is_in_calls_of_this_client():
+    found = error_of(409, {"detail": "Use POST /anchor-sets. First DELETE /stores/docs."}).detail
+    assert found == 'Use client.anchor_sets.create. First client.stores.delete("docs").'
 
 
 def test_names_that_urls_leave_out_and_urls_without_a_scheme_are_refused(client):

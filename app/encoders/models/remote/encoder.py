@@ -57,8 +57,8 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> RemoteEncoder
     options = RemoteOptions.model_validate(dict(spec.options))
     if options.url not in sources.remote:
         raise EncoderUnavailable(
-            "This server may not call that URL. "
-            "Ask the operator to add it to ANCHORAGE_REMOTE_URLS, or use a URL listed there.",
+            f"This server may not call {options.url}. Ask the operator to start it with this URL "
+            "in ANCHORAGE_REMOTE_URLS, or use one that it lists.",
             field="options.url",
         )
     endpoint = Endpoint(spec.model, options, sources.remote[options.url])
