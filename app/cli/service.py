@@ -33,10 +33,12 @@ REFUSED = 2
 #: fields of requests that are options of commands, each perhaps with its value
 OPTIONS = (
     "text_field|vector_field|id_field|anchor_set|fill|force_space|max_price|texts_per_minute|"
-    "price_per_million_tokens|rows_per_second|kind|address|collection|encoder|endpoint|target"
+    "price_per_million_tokens|rows_per_second|kind|address|collection|encoder|target|dim|model"
 )
-#: calls of the API, and the commands that make them
+#: calls of the API and other words of it, and those of commands
 CALLS = {
+    r"`options\.url`": "`--endpoint`",
+    r" Add it to the body\.": " Add it.",
     r"POST /encoders(?![/\w])": "`anchorage encoders add`",
     r"POST /stores(?![/\w])": "`anchorage stores connect`",
     r"DELETE /stores/([\w.-]*\w)": r"`anchorage stores disconnect \1`",

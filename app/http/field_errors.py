@@ -139,7 +139,7 @@ def _pattern(context: Mapping[str, Any], _value: object) -> str:
             "and begin with a letter or a digit"
         )
     if "[0-9a-f]{32}" in context["pattern"]:
-        return "must be an id, not a name: GET on the path before it lists the ids"
+        return "must be an id, not a name: list them, and take the `id` of one"
     if context["pattern"] == RATE:
         return "must be a rate such as 600/minute, or several rates separated by `;`"
     return f"must match the pattern {context['pattern']}"

@@ -41,7 +41,9 @@ def test_encoders_and_stores_by_scripts(serve: Serve, tmp_path: Path) -> None:
     call = terminal.json
     assert call("encoders", "add", "old", "--dim", "3")["kind"] == "external"
     assert [row["name"] for row in call("encoders", "list")] == ["old"]
-    assert "'none' is not installed" in terminal.refusal("encoders", "add", "x", "--model", "none")
+    refused = terminal.refusal("encoders", "add", "x", "--model", "none")
+    assert "'none' is not installed" in refused
+    assert "`anchorage encoders add` with `--kind openai` and `--endpoint`" in refused
     place = ("--kind", "lancedb", "--address", "disk", "--collection", "rows")
     made = call("stores", "connect", "shop", *place, "--encoder", "old", "--id-field", "id")
     assert (made["rows"], made["dim"]) == (3, 3)
