@@ -27,7 +27,9 @@ def text_fields(store: Store) -> list[str]:
 
 def way_to_texts(services: Services, row: StoreRow) -> str:
     """Return how a store is connected with its texts, without a capital."""
-    first, *others = services.stores.wait(row, text_fields) or ["FIELD"]
+    first, *others = services.stores.wait(row, text_fields) or [""]
+    if not first:
+        return "give its rows a field with their text: none has one"
     also = f" (or {', '.join(f'`{each}`' for each in others)})" if others else ""
     return (
         f"connect the store with `text_field: {first}`{also}; if it is connected already, first "

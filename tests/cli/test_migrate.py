@@ -78,6 +78,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     printed = terminal.ok("migrate", "plan", "docs", *PAIR)
     for words in ("600, to translate by new", "Estimate:", "To begin: anchorage migrate docs"):
         assert words in printed
+    assert "and 1 s or more for the index" in printed
     assert "`--target new`" in terminal.refusal("migrate", "docs", "--target", "old")
 
     printed = terminal.ok("migrate", "docs", "--yes")
