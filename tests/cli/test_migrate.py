@@ -71,8 +71,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "has no migration. Pass --target" in terminal.refusal("migrate", "docs")
     priced = terminal.refusal("migrate", "docs", *PAIR, "--max-price", "3")
     assert "Add `--price-per-million-tokens`." in priced  # the words of this tool
-    textless = terminal.refusal("migrate", "docs", "--target", "new")
-    assert "connect the store with `--text-field body`; if it is connected" in textless
+    assert "`--text-field body`; if" in terminal.refusal("migrate", "docs", "--target", "new")
     assert terminal.run("migrate", "docs", *PAIR).exit_code == 1  # nobody says yes
     assert terminal.json("migrate", "status")[0]["state"] == "abandoned"
     printed = terminal.ok("migrate", "plan", "docs", *PAIR)
@@ -183,7 +182,6 @@ def test_an_address_gets_its_store_its_encoders_and_a_service(tmp_path: Path) ->
         for target in ("no-such-model", "all-MiniLM-L6-v2")
     )
     assert "this command has started is stopped again" in failed.stderr
-    assert "goes on after" not in failed.stderr
     [process] = re.findall(r"`kill (\d+)`", done.stderr)
     try:
         assert done.returncode == 0, done.stderr
@@ -197,8 +195,7 @@ def test_an_address_gets_its_store_its_encoders_and_a_service(tmp_path: Path) ->
 
 def test_a_failure_takes_back_what_is_new(terminal: Terminal, table: str) -> None:
     address = SERVER().url
-    stores = {"main": address}
-    there = Terminal(**{"url": terminal.environment["ANCHORAGE_URL"], "stores": stores})
+    there = Terminal(url=terminal.environment["ANCHORAGE_URL"], stores={"main": address})
     wrong = ("--table", f"{table}", "--text-field", "nowhere", "--target", "new")
     assert "Rows have text in `body`." in there.refusal("migrate", address, *wrong)
     other = there.refusal("migrate", address, "--table", table, "--target", "no-such-model")
@@ -209,7 +206,6 @@ def test_a_failure_takes_back_what_is_new(terminal: Terminal, table: str) -> Non
     unlisted = terminal.refusal("migrate", elsewhere, "--table", table, "--target", "new")
     assert """'{"main": "URL", """ in unlisted  # with what the service lists already
     gone = terminal.refusal("migrate", elsewhere, "--table", "no_table", "--target", "new")
-    assert "no table 'no_table'" in gone
     assert "Check `--table`." in gone
     known = (address, "--table", table, "--name", "docs")  # the service knows the address's name
     assert "600, to translate by new" in terminal.ok("migrate", "plan", *known, *PAIR)
