@@ -77,8 +77,8 @@ Errors are `application/problem+json` with a stable `code`. [This page](/docs/er
 each code.
 """
 
-#: threads for the queries of event streams
-EVENT_STREAM_THREADS = 8
+#: threads for files of pages, which need no key and are not counted at the door
+FILE_THREADS = 8
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -92,7 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # No request waits for a thread: how many there are is decided at the door.
-        threads = settings.max_in_flight + EVENT_STREAM_THREADS
+        threads = settings.max_in_flight + FILE_THREADS
         to_thread.current_default_thread_limiter().total_tokens = threads
         await run_in_threadpool(_start, services, worker)
         use_threads(1)  # the event loop computes small products; the lanes use the cores

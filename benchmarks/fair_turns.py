@@ -160,10 +160,6 @@ def requests_of(vector: list[float], admin: str) -> dict[str, Request]:
         body = {"target": "y", "anchor_set": "set", "queries": [vector], "exact": True}
         return client.post("/stores/docs/search", json={**body, "candidates": 1_000, "k": 10})
 
-    def watch(client: httpx2.Client, n: int) -> httpx2.Response:
-        jobs = client.get("/jobs").json()["jobs"]
-        return client.get(f"/jobs/{jobs[0]['id']}/events") if jobs else client.get("/jobs")
-
     return {
         "warm translation": translate(lambda n: 1.0),
         "cold fit": translate(lambda n: 1.0 + n * 1e-6),
@@ -175,7 +171,6 @@ def requests_of(vector: list[float], admin: str) -> dict[str, Request]:
             json={**pair, "options": {"ridge": 1.0 + n * 1e-6}},
             headers={"Prefer": "respond-async", "Authorization": f"Bearer {admin}"},
         ),
-        "event stream": watch,
         **{f"{kind} endpoint": embed(kind, "text") for kind in ENDPOINTS},
     }
 
@@ -273,11 +268,9 @@ def measure(only: str, seconds: float, console: Console) -> Table:
                             ).raise_for_status()
             every = requests_of(x[0].tolist(), keys["aadmin"])
             single = requests_of(x[0].tolist(), keys["badmin"])
-            # A stream lasts as long as its job, and `b` has no endpoints.
+            # `b` has no endpoints.
             others = {
-                name: request
-                for name, request in single.items()
-                if name != "event stream" and not name.endswith("endpoint")
+                name: request for name, request in single.items() if not name.endswith("endpoint")
             }
             for project in "ab":  # loads models, opens stores
                 with client_of(server, keys[f"{project}read"]) as reader:

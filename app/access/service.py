@@ -164,12 +164,6 @@ class KeyRing:
                 self._known.popitem(last=False)
         return found.caller
 
-    def works(self, key_id: str) -> bool:
-        """Whether the key still works, looked up now. Raises DatabaseUnavailable."""
-        with self._services.db.transaction() as session:
-            row = session.get(tables.ApiKeyRow, key_id)
-        return row is not None and _is_usable(row)
-
     def forget(self, key_id: str) -> None:
         """Look the key up again at its next use."""
         with self._lock:

@@ -276,7 +276,7 @@ class JobRow(Leased, Owned, Base):
     state: Mapped[str] = mapped_column(String(20))
     #: the request, with the hashes of blobs in place of vectors
     arguments: Mapped[dict[str, Any]] = mapped_column(JSON)
-    #: incremented with every change that a client can see; the id of the last event
+    #: incremented with every change that a client can see
     version: Mapped[int] = mapped_column(default=0)
     #: claims since a checkpoint last went beyond `furthest`, without those that were handed back
     attempts: Mapped[int] = mapped_column(default=0)

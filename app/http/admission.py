@@ -65,10 +65,6 @@ OWN_SITE = frozenset({"same-origin", "none"})
 #: request ids that clients may choose
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-#: event streams have another limit, because they last, and query the database twice a second
-EVENT_STREAMS = 100
-EVENTS_PATH = re.compile(r"/jobs/[^/]+/events")
-
 #: seconds between updates of the gauges
 GAUGES_EVERY_S = 1.0
 
@@ -91,7 +87,6 @@ class Admission:
     requests: Turns
     #: bytes of the bodies and answers of these requests
     bytes: Turns
-    event_streams: Turns = field(default_factory=lambda: Turns("event streams", EVENT_STREAMS))
     stopping: bool = False
     parsing: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
@@ -244,9 +239,7 @@ class AdmissionMiddleware:
         caller = await admission.find_caller(
             _key(headers, cookie=is_console(scope["path"])), address_of(scope)
         )
-        lasts = EVENTS_PATH.fullmatch(scope["path"]) is not None
-        turns = admission.event_streams if lasts else admission.requests
-        held.enter_context(turns.take(caller.project))
+        held.enter_context(admission.requests.take(caller.project))
         left = admission.bytes.at_once // 2  # what one request reserves at most
 
         def reserve_bytes(size: int) -> None:

@@ -92,7 +92,7 @@ def keep_checkpoint(session: Session, lease: str, digest: str, *, done: int) -> 
     """Record the checkpoint of a running job at step `done`. Returns whether its lease is valid.
 
     If the job was never this far, its attempts are counted from one again. The version does not
-    change, so clients get no event.
+    change, because clients see none of it.
     """
     further = JobRow.furthest < done
     values = {
@@ -121,7 +121,7 @@ def others_wait(session: Session, job_id: str) -> bool:
 
 
 def renew_leases(session: Session, held: Collection[str], *, seconds: float) -> None:
-    """Extend these leases. The version does not change, so clients get no event."""
+    """Extend these leases. The version does not change, because clients see none of it."""
     leases.renew(
         session, JobRow, held, UNFINISHED, JobRow.state == JobState.running, seconds=seconds
     )

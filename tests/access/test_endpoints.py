@@ -20,7 +20,7 @@ OPERATIONS = {
         /stores /stores/{name} /aliases /aliases/{name}
         /heads /heads/{name} /translators/{id} /translators/{id}/file
         /translators/{id}/threshold
-        /jobs /jobs/{id} /jobs/{id}/events /metrics
+        /jobs /jobs/{id} /metrics
         /v1/models /v1/models/{model}
         /migrations /migrations/{id}
     """,

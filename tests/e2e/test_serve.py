@@ -33,7 +33,7 @@ def test_a_client_that_goes_away_is_no_fault_of_the_service(live: Server) -> Non
     assert "incident" not in log
 
 
-def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_data(
+def test_a_terminated_server_hands_its_job_back_and_keeps_its_data(
     serve_process, endless_bootstrap: dict[str, Any]
 ) -> None:
     server = serve_process()
@@ -47,11 +47,7 @@ def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_d
         }
         job = http.post("/bootstrap", json={**endless_bootstrap, **pools}).json()["id"]
         until(lambda: http.get(f"/jobs/{job}").json()["state"] == "running")
-        with http.stream("GET", f"/jobs/{job}/events") as stream:
-            lines = stream.iter_lines()
-            assert "event: progress" in next(lines) + next(lines) + next(lines)
-            assert server.stop() in (0, -signal.SIGTERM)
-            assert "event: end" not in "".join(lines)  # closed in good order: read to its end
+        assert server.stop() in (0, -signal.SIGTERM)
         log = server.log.read_text()
         assert "Traceback" not in log
         assert server.url in log

@@ -89,7 +89,6 @@ FOREIGN = [
     ("GET", "/translators/$translator"),
     ("GET", "/translators/$translator/threshold?source=0.3"),
     ("GET", "/jobs/$id"),
-    ("GET", "/jobs/$id/events"),
     ("POST", "/jobs/$id/cancel"),
     ("POST", "/pools/$pool/vectors", {"offset": 12, "vectors": FIRST}),
     ("PUT", "/pools/new", {"encoder": "$first", "vectors": FIRST}),

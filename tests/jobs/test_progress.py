@@ -34,7 +34,7 @@ def test_progress_is_written_seldom_never_goes_back_and_a_sign_of_life_takes_no_
     assert seen == [first, first, second, last]
 
 
-def test_a_step_that_tells_nothing_new_is_no_event_and_still_learns_of_cancellation(
+def test_a_step_that_tells_nothing_new_is_not_recorded_and_still_learns_of_cancellation(
     services, job, monkeypatch
 ):
     monkeypatch.setattr(progress, "PROGRESS_EVERY_S", 0)

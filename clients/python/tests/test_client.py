@@ -190,7 +190,6 @@ def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
     assert np.mean([source == target for source, target in result["pairs"]]) > 0.8
     wrong = [(i, (i + 50) % 100) for i in range(20)]
     again = client.bootstrap("none", **made, seeds=wrong, min_precision=0.95, as_job=True)
-    assert [event["state"] for event in again.events()][-1] == "failed"
     with pytest.raises(JobFailedError) as failed:
         again.wait()
     assert failed.value.code == "seeds-insufficient"

@@ -14,12 +14,10 @@ import pytest
 
 from anchorage_client import AnchorageError, AsyncClient, Client, UnavailableError
 from anchorage_client._sync import jobs, transport
-from anchorage_client._sync.jobs import Job
 from anchorage_client.vectors import to_npy
 
 ROWS = np.zeros((1, 2), np.float32)
 PAIR = {"source": "a", "target": "b", "anchor_set": "s"}
-JOB = {"id": "1", "state": "running"}
 
 
 @pytest.fixture
@@ -49,7 +47,6 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "search": lambda client: client.stores.search("docs", target="b", queries=ROWS),
     "translator": lambda client: client.translator(**PAIR).download(),
     "job": lambda client: client.jobs.get("1").wait(),
-    "events": lambda client: list(Job(client._transport, {**JOB})._events()),
 }
 
 BODIES = {
@@ -77,12 +74,8 @@ BODIES = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_malformed_answer_is_an_error_of_the_client(answering, monkeypatch, call, body):
     monkeypatch.setattr(jobs, "MAX_AWAY_S", 0.0)  # it may be the page of a proxy during a restart
-    if call == "events":
-        client = answering(b"data: " + BODIES[body].replace(b"\n", b"") + b"\n")
-        valid = body in ("empty", "types")
-    else:
-        client = answering(BODIES[body])
-        valid = call in ("ready", "create") and body in ("empty", "types")
+    client = answering(BODIES[body])
+    valid = call in ("ready", "create") and body in ("empty", "types")
     if valid:  # these pass on whatever object the service sent
         CALLS[call](client)
         return
@@ -103,12 +96,9 @@ def test_a_body_of_another_code_and_an_array_of_an_absurd_size_are_errors_too(an
 
 def test_an_answer_without_an_end_is_cut_off(answering, monkeypatch):
     monkeypatch.setattr(transport, "MAX_ANSWER_BYTES", 2**22)
-    monkeypatch.setattr(transport, "MAX_LINE_BYTES", 2**22)
     client = answering(b"{", endless=True)
     with pytest.raises(UnavailableError, match="more than 4,194,304 bytes"):
         client.ready()
-    with pytest.raises(UnavailableError, match="has no end"):
-        list(Job(client._transport, {**JOB})._events())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from anchorage_client import Client
 from anchorage_client._sync import anchors, resources, stores, translators
-from anchorage_client._sync.jobs import Job
 from app.main import create_app
 from app.settings import Settings
 from scripts.unasync import derived
@@ -36,7 +35,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "synchronise_store": stores.Migration.sync,
     "cut_over": stores.Migration.cutover,
     "roll_back": stores.Migration.rollback,
-    "job_events": Job.events,
     "revoke_api_key": resources.ApiKeys.delete,
     "list_writes": Client.audit,
     "livez": Client.live,

@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
-
-import httpx2
 
 from anchorage_client._async.transport import (
     AsyncTransport,
     Json,
     json_of,
-    lines_of,
     segment,
     without_none,
 )
 from anchorage_client.errors import (
-    AnchorageError,
     ConflictError,
     JobFailedError,
     RateLimitError,
@@ -93,33 +89,7 @@ class AsyncJob(Generic[T]):
             await self.refresh()
         return self
 
-    async def events(self) -> AsyncIterator[Json]:
-        """Yield the job after each change, until it has ended.
-
-        Raises UnavailableError if the service is away for longer than a restart takes.
-        """
-        while self.state not in ENDED:
-            try:
-                async for state in self._events():
-                    self.data = state
-                    yield state
-            except (AnchorageError, httpx2.HTTPError):
-                pass  # the connection was lost, or the server is full
-            if self.state not in ENDED:
-                await asyncio.sleep(POLL_S)
-                await self._refresh_patiently()
-                yield self.data
-
-    async def _events(self) -> AsyncIterator[Json]:
-        path = f"/jobs/{segment(self.id)}/events"
-        async with self._transport.stream("GET", path) as answer:
-            async for line in lines_of(answer):
-                if line.startswith(b"data:"):
-                    yield json_of(httpx2.Response(200, content=line[5:], request=answer.request))
-
-    async def _refresh_patiently(
-        self, deadline: float = math.inf, hear: Callable[[str], object] = str
-    ) -> None:
+    async def _refresh_patiently(self, deadline: float, hear: Callable[[str], object]) -> None:
         """Read the job again; tolerate an outage of MAX_AWAY_S, and say to `hear` what it is."""
         last_try = min(deadline, time.monotonic() + MAX_AWAY_S)
         path = f"/jobs/{segment(self.id)}"

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
-
-import httpx2
 
 from anchorage_client._sync.transport import (
     Json,
     Transport,
     json_of,
-    lines_of,
     segment,
     without_none,
 )
 from anchorage_client.errors import (
-    AnchorageError,
     ConflictError,
     JobFailedError,
     RateLimitError,
@@ -92,33 +88,7 @@ class Job(Generic[T]):
             self.refresh()
         return self
 
-    def events(self) -> Iterator[Json]:
-        """Yield the job after each change, until it has ended.
-
-        Raises UnavailableError if the service is away for longer than a restart takes.
-        """
-        while self.state not in ENDED:
-            try:
-                for state in self._events():
-                    self.data = state
-                    yield state
-            except (AnchorageError, httpx2.HTTPError):
-                pass  # the connection was lost, or the server is full
-            if self.state not in ENDED:
-                time.sleep(POLL_S)
-                self._refresh_patiently()
-                yield self.data
-
-    def _events(self) -> Iterator[Json]:
-        path = f"/jobs/{segment(self.id)}/events"
-        with self._transport.stream("GET", path) as answer:
-            for line in lines_of(answer):
-                if line.startswith(b"data:"):
-                    yield json_of(httpx2.Response(200, content=line[5:], request=answer.request))
-
-    def _refresh_patiently(
-        self, deadline: float = math.inf, hear: Callable[[str], object] = str
-    ) -> None:
+    def _refresh_patiently(self, deadline: float, hear: Callable[[str], object]) -> None:
         """Read the job again; tolerate an outage of MAX_AWAY_S, and say to `hear` what it is."""
         last_try = min(deadline, time.monotonic() + MAX_AWAY_S)
         path = f"/jobs/{segment(self.id)}"

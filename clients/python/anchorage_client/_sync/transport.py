@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from json import dumps
 from typing import Any
@@ -41,9 +40,8 @@ MAX_RETRY_AFTER_S = 60.0
 #: how long a request waits for the fits that it needs, together
 MAX_FIT_WAIT_S = 900.0
 
-#: most bytes of an answer, and of a line of a stream; the largest have some hundred MiB, and some
-#: hundred KiB
-MAX_ANSWER_BYTES, MAX_LINE_BYTES = 2**30, 2**24
+#: most bytes of an answer; the largest have some hundred MiB
+MAX_ANSWER_BYTES = 2**30
 
 Json = dict[str, Any]
 
@@ -199,17 +197,6 @@ class Transport:
                 at = str(found[-1][by])
             require_new(at, seen, path)
 
-    @contextmanager
-    def stream(self, method: str, path: str, **more: Any) -> Iterator[httpx2.Response]:
-        """Yield an answer whose body arrives piece by piece. It is not retried."""
-        try:
-            with self.http.stream(method, path, **more) as answer:
-                if answer.status_code >= 400:
-                    raise error_of(answer.status_code, problem_of(whole(answer)))
-                yield answer
-        except httpx2.TransportError as error:
-            raise _no_answer(error) from error
-
 
 def _fit_of(answer: httpx2.Response) -> Json | None:
     """Return the job that an answer names in place of a result which needs a long fit, or None."""
@@ -239,17 +226,6 @@ def whole(answer: httpx2.Response) -> httpx2.Response:
     return httpx2.Response(
         answer.status_code, headers=headers, content=b"".join(pieces), request=answer.request
     )
-
-
-def lines_of(answer: httpx2.Response) -> Iterator[bytes]:
-    """Yield the lines of a stream. Raises UnavailableError for one above MAX_LINE_BYTES."""
-    rest = b""
-    for piece in answer.iter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.rstrip(b"\r")
-        if len(rest) > MAX_LINE_BYTES:
-            raise not_anchorage(f"A line of {answer.request.url} has no end.", answer.status_code)
 
 
 def _place_of(error: httpx2.TransportError) -> str:
