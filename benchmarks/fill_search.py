@@ -7,7 +7,8 @@ Cranfield as people judged it, questions of Banking77 with the same intent, and 
 the same fine class (1,500 documents and 300 queries of each, drawn at random). The functions of the
 service make the maps from 1,000 rows, as a migration does, and order the candidates of an exact
 search: 100 by the old query and 100 by the translated one. Day one is before a migration: without
-a map, 100 texts of each query are embedded.
+a map, 100 texts of each query are embedded. Old and native scores weigh alike, as between encoders
+that a comparison finds equal.
 """
 
 from __future__ import annotations
@@ -37,10 +38,8 @@ from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from app.search.scoring import USUAL_NATIVE
 from benchmarks.common import DATA, RESULTS, Missing, Table, parser, show, write
+from benchmarks.cranfield import JudgedCollection, cranfield, exact, mean_ndcg
 from benchmarks.migrate.vectors import embedded
-from benchmarks.native import exact
-from benchmarks.relevance.client import mean_ndcg
-from benchmarks.relevance.collection import JudgedCollection, cranfield
 
 ENCODERS = ("use", "e5", "minilm")
 PAIRS = (("use", "minilm"), ("e5", "minilm"), ("minilm", "e5"))
@@ -121,8 +120,8 @@ class Pair:
                     native,
                     guess,
                     old[first] if runs else None,
-                    weight=native_weight(None),
-                    trust=trust_of(self.weight, native_weight(None)) if share else 1.0,
+                    weight=native_weight(0.0),
+                    trust=trust_of(self.weight, native_weight(0.0)) if share else 1.0,
                 )
                 unknown = scores.masked_fill(known, -torch.inf).topk(len(known)).indices
                 known[unknown[: min(more, int((~known).sum()))]] = True

@@ -3,10 +3,12 @@
     python -m benchmarks.judged FOLDER
 
 reads MED.ALL, MED.QRY, MED.REL, TIME.ALL, TIME.QUE, TIME.REL, LISA (its numbered files, joined),
-LISA.QUE and LISA.REL of the University of Glasgow's test collections, ori_pqal.json of PubMedQA and
-xquad.en.json of XQuAD, and keeps what it found as JSON in $ANCHORAGE_BENCHMARK_CACHE. Texts are cut
-at 90 words, like those of Cranfield. LISA keeps its relevant documents and as many others, drawn at
-random, that it has 2,500.
+LISA.QUE and LISA.REL of the University of Glasgow's test collections, ori_pqal.json of PubMedQA,
+xquad.en.json of XQuAD, test.docs, test.vid-desc.queries and test.3-2-1.qrel of NFCorpus, and
+tatoeba.deu-eng.deu and .eng of LASER, and keeps what it found as JSON in
+$ANCHORAGE_BENCHMARK_CACHE. Texts are cut at 90 words, like those of Cranfield. LISA and NFCorpus
+keep relevant documents and as many others, drawn at random, that they have 1,500; of more than 300
+queries, 300 are drawn.
 """
 
 from __future__ import annotations
@@ -19,16 +21,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from app.maths.relevance.ranking_metrics import Judgements, collect
 from benchmarks.common import CACHE, Missing
-from benchmarks.relevance.collection import CRANFIELD
+from benchmarks.cranfield import CRANFIELD
 
 FOLDER = CACHE / "judged"
 WORDS = 90
-LISA_DOCUMENTS = 2_500
+DOCUMENTS, QUERIES = 1_500, 300
 
 Texts = Sequence[tuple[str, str]]
 Relevance = Iterable[tuple[str, str]]
@@ -91,7 +94,9 @@ def med(folder: Path) -> tuple[Texts, Texts, Relevance]:
     """1,033 medical abstracts and 30 questions."""
     judged = [line.split() for line in _read(folder, "MED.REL").splitlines() if line.strip()]
     documents, queries = (_smart(_read(folder, name)) for name in ("MED.ALL", "MED.QRY"))
-    return documents, queries, [(each[0], each[1]) for each in judged]
+    # Some copies have a column of zeros, as TREC has.
+    relevance = [(each[0], each[2] if each[1] == "0" else each[1]) for each in judged]
+    return documents, queries, relevance
 
 
 def time(folder: Path) -> tuple[Texts, Texts, Relevance]:
@@ -113,23 +118,24 @@ def lisa(folder: Path) -> tuple[Texts, Texts, Relevance]:
     parts = re.split(r"^Document\s+", _read(folder, "LISA"), flags=re.MULTILINE)[1:]
     split = [part.partition("\n") for part in parts]
     documents = [(number.strip(), text.split("****")[0].lower()) for number, _, text in split]
-    asked = [part.strip() for part in _read(folder, "LISA.QUE").split("#") if part.strip()]
-    queries = [part.partition("\n") for part in asked]
+    parts = [part.strip() for part in _read(folder, "LISA.QUE").split("#") if part.strip()]
+    queries = [part.partition("\n") for part in parts]
     relevance = [
         (part.split()[0], document)
         for part in _read(folder, "LISA.REL").split("Query")[1:]
         for document in part.partition("Refs:")[2].split()
         if document != "-1"
     ]
+    asked = [(number.strip(), text.lower()) for number, _, text in queries]
+    return _drawn(documents, relevance), asked, relevance
+
+
+def _drawn(documents: Texts, relevance: Sequence[tuple[str, str]]) -> Texts:
+    """At most DOCUMENTS, relevant ones first."""
     relevant = {document for _, document in relevance}
-    others = [number for number, _ in documents if number not in relevant]
-    random.Random(0).shuffle(others)  # noqa: S311
-    kept = relevant | set(others[: LISA_DOCUMENTS - len(relevant)])
-    return (
-        [each for each in documents if each[0] in kept],
-        [(number.strip(), text.lower()) for number, _, text in queries],
-        relevance,
-    )
+    order = list(documents)
+    random.Random(0).shuffle(order)  # noqa: S311
+    return sorted(order, key=lambda each: each[0] not in relevant)[:DOCUMENTS]
 
 
 def pubmedqa(folder: Path) -> tuple[Texts, Texts, Relevance]:
@@ -154,12 +160,41 @@ def xquad(folder: Path) -> tuple[Texts, Texts, Relevance]:
     )
 
 
+def nfcorpus(folder: Path) -> tuple[Texts, Texts, Relevance]:
+    """Medical abstracts, of which this copy has no stop words, and what videos are about."""
+    documents, queries = (
+        [(number, text) for number, _, text in (line.partition("\t") for line in lines)]
+        for lines in (
+            (folder / name).read_text(encoding="utf-8").splitlines()
+            for name in ("test.docs", "test.vid-desc.queries")
+        )
+    )
+    judged = [line.split() for line in _read(folder, "test.3-2-1.qrel").splitlines()]
+    asked = {number for number, _ in queries}
+    # Grade 1 is of documents that share a topic with the video's page.
+    relevance = [(each[0], each[2]) for each in judged if each[0] in asked and each[3] != "1"]
+    return _drawn(documents, relevance), queries, relevance
+
+
+def tatoeba(folder: Path) -> tuple[Texts, Texts, Relevance]:
+    """1,000 English sentences and their German translations, which are the queries."""
+    german, english = (
+        (folder / f"tatoeba.deu-eng.{each}").read_text(encoding="utf-8").splitlines()
+        for each in ("deu", "eng")
+    )
+    documents = [(text, text) for text in dict.fromkeys(english)]
+    pairs = dict(zip(german, english, strict=True))
+    return documents, [(text, text) for text in pairs], list(pairs.items())
+
+
 READERS: Mapping[str, Callable[[Path], tuple[Texts, Texts, Relevance]]] = {
     "med": med,
     "time": time,
     "lisa": lisa,
     "pubmedqa": pubmedqa,
     "xquad": xquad,
+    "nfcorpus": nfcorpus,
+    "tatoeba": tatoeba,
 }
 
 
@@ -174,15 +209,18 @@ def convert(folder: Path, name: str) -> str:
         return [{"id": each, "text": " ".join(text.split()[:WORDS])} for each, text in items]
 
     kept = [each for each in queries if each[0] in asked]
-    value = {
+    kept = kept if len(kept) <= QUERIES else random.Random(0).sample(kept, QUERIES)  # noqa: S311
+    asked = {number for number, _ in kept}
+    value: dict[str, list[Any]] = {
         "docs": texts(documents),
         "queries": texts(kept),
-        "relevance": [(query, document, 1) for query, document in judged],
+        "relevance": [(query, document, 1) for query, document in judged if query in asked],
     }
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
     return (
-        f"{name}: {len(documents):,} documents, {len(kept):,} queries, {len(judged):,} judgements"
+        f"{name}: {len(documents):,} documents, {len(kept):,} queries, "
+        f"{len(value['relevance']):,} judgements"
     )
 
 

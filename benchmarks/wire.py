@@ -43,8 +43,8 @@ from torch.nn.functional import normalize
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
 from benchmarks.common import RESULTS, Missing, Table, parser, show, write
+from benchmarks.cranfield import cranfield
 from benchmarks.faults.resources import resident, tree
-from benchmarks.relevance.collection import cranfield
 from benchmarks.service import JSON, NPY, Connection, Matrix, make_set, npy, read_npy, register
 from scripts.servers import serve, started
 

@@ -101,7 +101,7 @@ def plan_migration(
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
     require_migratable(reading.facts)
     space = _check_space(services, store, target.name, reading, force=wanted.force_space)
-    asks = bool(reading.texts) and not compare_once(services, context, store, target)
+    asks = bool(reading.texts) and not compare_once(services, context, store.encoder, target, store)
     plan: dict[str, Any] = {
         "store": wanted.store,
         "source": store.encoder.name,

@@ -11,6 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from torch import Tensor
 
+from app.access.audit import record_audit
 from app.anchors.embedding import read_inputs, write_inputs
 from app.anchors.from_store import STORE_READ_S
 from app.anchors.store_texts import require_text_field
@@ -58,13 +59,18 @@ def compare_later(
 
 
 def compare_once(
-    services: Services, context: RequestContext, store: tables.StoreRow, target: tables.EncoderRow
+    services: Services,
+    context: RequestContext,
+    source: tables.EncoderRow,
+    target: tables.EncoderRow,
+    texts_of: tables.StoreRow | tables.AnchorSetRow,
 ) -> bool:
-    """Queue a comparison on a store's texts of its encoder and a target, if there never was one.
+    """Queue a comparison of a source and a target, if there never was one.
+
+    texts_of  the store whose texts are read, or the anchor set whose inputs are
 
     Return False, and queue nothing, where an endpoint would charge for it: a person decides.
     """
-    source = store.encoder
 
     def claim(session: Session, job: tables.JobRow) -> None:
         row = session.get(tables.EncoderRow, target.id, with_for_update=True)
@@ -76,11 +82,32 @@ def compare_once(
         return True
     if EncoderKind.openai in (source.kind, target.kind):
         return False
-    request = CompareRequest(encoders=[source.name, target.name], store=store.name)
+    request = CompareRequest(encoders=[source.name, target.name])
     arguments = request.model_dump(exclude={"inputs"})
+    place = "store" if isinstance(texts_of, tables.StoreRow) else "anchor_set"
     with suppress(AnchorageError):  # a search or a migration goes on without it
-        submit_job(services, context, JobKind.compare, arguments, begin=claim)
+        submit_job(
+            services, context, JobKind.compare, {**arguments, place: texts_of.name}, begin=claim
+        )
     return True
+
+
+def delete_comparison(
+    services: Services, context: RequestContext, source: str, target: str
+) -> None:
+    """Forget what comparisons of a source with a target found; the next search compares again.
+
+    Raises NotFound.
+    """
+    with services.db.transaction() as session:
+        old, new = (
+            resources.by_name(session, tables.EncoderRow, context.project, name, field=field)
+            for name, field in ((source, "source"), (target, "target"))
+        )
+        kept = {key: each for key, each in (new.comparisons or {}).items() if key != old.id}
+        new.comparisons = kept
+        record_audit(session, context, "delete", "comparison", f"{source} -> {target}")
+    services.names.forget()
 
 
 def run_compare(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
@@ -90,10 +117,16 @@ def run_compare(services: Services, job: tables.JobRow, progress: Progress) -> J
     Conflict.
     """
     arguments, context = dict(job.arguments), RequestContext.of_job(job)
-    blobs = arguments.pop("blobs", None)
+    blobs, anchor_set = arguments.pop("blobs", None), arguments.pop("anchor_set", None)
     request = CompareRequest(**arguments)
     store, encoders = _check(services, context.project, request)
-    if store is None:
+    if anchor_set is not None:
+        with services.db.transaction() as session:
+            row = resources.by_name(session, tables.AnchorSetRow, context.project, anchor_set)
+        inputs = read_inputs(services, row.inputs, of="this job").values if row.inputs else []
+        texts = [each for each in inputs if isinstance(each, str)]
+        pairs = _cut(services, texts, request.texts, field="inputs")
+    elif store is None:
         read = read_inputs(services, blobs["pieces"], of="this job")
         pieces = [str(each) for each in read.values]
         pairs = list(zip(pieces[::2], pieces[1::2], strict=True))

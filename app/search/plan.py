@@ -134,7 +134,7 @@ def plan_search(
             old = None if sent is None else sent.vectors
             mode = "cascade" if old is None else mode
             if old is not None and native and request.weight is None:
-                compare_once(services, context, row, target)
+                compare_once(services, context, row.encoder, target, row)
         if request.anchor_set is None and pairs is None and old is not None and native:
             if request.method is not None:
                 raise InvalidRequest(
@@ -149,6 +149,10 @@ def plan_search(
             bridging, bridged = _bridge(services, context, row, fit, vectors)
             compared = bridged if old is None else torch.cat([old, bridged])
             served = None if mode == "bridge" else prepare_map(services, context, Translation(fit))
+            if mode == "fuse" and not native and request.weight is None:
+                assert served is not None
+                assert served.pair is not None
+                compare_once(services, context, row.encoder, target, served.pair[0].anchor_set)
     return SearchPlan(
         row,
         target,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 #: scripts that a benchmark starts as separate processes: they have no help
-PROCESSES = {"benchmarks.empty"}
+PROCESSES = {"benchmarks.empty", "benchmarks.search.peers"}
 #: imports each module named on standard input, and prints the help of those that are commands
 CHECK = """
 import contextlib, importlib, io, sys

@@ -67,6 +67,24 @@ def test_a_comparison_finds_the_better_model_which_weighs_more_and_is_advised(sh
     gains = {each["name"]: each["over_keep"] for each in there["options"]}
     assert gains["re-embed"]["value"] == pytest.approx(difference)
     assert there["fuse_weight"] > back["fuse_weight"]
+    pair = {"source": "old", "target": "new"}
+    assert shop.client.delete("/compare", params=pair).status_code == 204
+    assert shop.post("/advice", **pair, anchor_set="rows")["comparison"] is None
+
+
+def test_the_inputs_of_anchors_are_compared_where_no_text_is_read(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path, sentences(60))
+    items = {"inputs": sentences(60), "encoders": ["old", "new"]}
+    shop.post("/anchor-sets", 201, name="rows", **items)
+
+    def combined() -> dict[str, object]:
+        return shop.search(k=1, anchor_set="rows", native=0)["combined"]
+
+    first = combined()
+    assert (first["scores"], first["weight_chosen_by"]) == (["old", "translated"], "default")
+    until(lambda: combined()["weight_chosen_by"] == "comparison")
+    assert combined()["weight"] > first["weight"]
+    shop.client.__exit__(None, None, None)
 
 
 def test_a_deleted_encoder_takes_its_comparisons_along(shop: Shop) -> None:
@@ -147,6 +165,6 @@ def test_a_comparison_by_an_endpoint_is_asked_for_and_not_queued(on_sqlite: Serv
     for kind, is_settled in ((EncoderKind.external, True), (EncoderKind.openai, False)):
         old.kind = new.kind = kind
         store = tables.StoreRow(name="docs", encoder=old)
-        assert compare_once(on_sqlite, CONTEXT, store, new) is is_settled
+        assert compare_once(on_sqlite, CONTEXT, old, new, store) is is_settled
     with on_sqlite.db.transaction() as session:
         assert jobs.unfinished(session) == []

@@ -140,14 +140,14 @@ def z(values: np.ndarray) -> np.ndarray:
 def test_old_and_native_scores_order_the_candidates_without_anchors(shop: Shop) -> None:
     found = shop.search(k=30, exact=True)
     assert (found["mode"], found["translator"], found["bridge"]) == ("fuse", None, None)
-    combined = {"scores": ["old", "native"], "weight": 0.5, "weight_chosen_by": "default"}
+    combined = {"scores": ["old", "native"], "weight": 0.4, "weight_chosen_by": "default"}
     assert found["combined"] == combined
     assert found["native"] == {**NONE, "embedded": 64}
     new, old = shop.embed(TEXTS, "new"), shop.embed(TEXTS, "old")
     for query, each in zip(QUERIES, found["results"], strict=True):
         by_old = old @ shop.embed([query], "old")[0]
         by_new = new @ shop.embed([query], "new")[0]
-        fused = 0.5 * z(by_new) + 0.5 * z(by_old)
+        fused = 0.4 * z(by_new) + 0.6 * z(by_old)
         assert each["ids"] == each["native"] == np.argsort(-fused)[:30].tolist()
         np.testing.assert_allclose(each["scores"], fused[each["ids"]], atol=1e-3)
     again = shop.search(k=30, exact=True)

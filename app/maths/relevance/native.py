@@ -8,7 +8,7 @@ prediction by what it predicted.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 #: What is assumed before a text is known: the slope of native scores, and the texts it counts as.
@@ -19,18 +19,20 @@ LEAST_TRUST = 0.02
 
 
 def blend(
-    native: Float64[Tensor, " m"],
-    guess: Float64[Tensor, " m"],
-    old: Float64[Tensor, " m"] | None = None,
+    native: Float64[Tensor, "*q m"],
+    guess: Float64[Tensor, "*q m"],
+    old: Float64[Tensor, "*q m"] | None = None,
     *,
     weight: float = 1.0,
     trust: float = 1.0,
-) -> Float64[Tensor, " m"]:
-    """The scores (m,) of one query's candidates, larger is nearer.
+) -> Float64[Tensor, "*q m"]:
+    """The scores of each query's candidates (.., m), larger is nearer.
 
-    native  (m,) cosines of the query and native vectors; NaN where there is none
-    guess   (m,) scores that predict the native ones: those of translations, else the old ones
-    old     (m,) cosines of the old query and the stored vectors, which count too; None: they do not
+    native  (.., m) cosines of the query and native vectors; NaN where there is none
+    guess   (.., m) scores that predict the native ones: those of translations, else the old ones;
+            NaN where there is no candidate, whose score is NaN too
+    old     (.., m) cosines of the old query and the stored vectors, which count too; None: they do
+            not
     weight  w of the native scores; the old ones have the rest
     trust   r, the correlation of guess and native that is assumed before a text is known
 
@@ -40,31 +42,48 @@ def blend(
     w (n - mean) / deviation + (1 - w) z(old): mean and deviation over all candidates, and the
     deviation has that from the line where n is on it. z(x) = (x - mean(x)) / deviation(x).
     """
-    known = ~native.isnan()
-    if not len(native) or (old is None and not bool(known.any())):
+    if not guess.shape[-1]:
         return guess
-    spread = guess.var(correction=0)
-    x, y = (guess[known], native[known]) if bool(known.any()) else (guess, guess)
-    dx, dy = guess[known] - x.mean(), native[known] - y.mean()
-    prior = PRIOR_TEXTS * spread
-    total = dx.square().sum() + prior
-    slope = torch.zeros_like(spread)
-    if total > 1e-24 * guess.abs().amax().square():
-        slope = (((dx * dy).sum() + prior * PRIOR_SLOPE) / total).clamp(min=0.0)
-    made = torch.where(known, native, y.mean() + slope * (guess - x.mean()))
+    there = ~guess.isnan()
+    known = there & ~native.isnan()
+    count = known.sum(-1, keepdim=True)
+    fitted = known | (there & (count == 0))
+    dx = guess - _mean(guess, fitted)
+    mean = _mean(native.where(known, guess), fitted)
+    on_x, on_y = dx.where(known, 0.0), (native - mean).where(known, 0.0)
+    prior = PRIOR_TEXTS * _mean((guess - _mean(guess, there)).square(), there)
+    total = on_x.square().sum(-1, keepdim=True) + prior
+    slope = ((on_x * on_y).sum(-1, keepdim=True) + prior * PRIOR_SLOPE).clamp(min=0.0) / total
+    slope = slope.where(total > 1e-24 * _largest(guess).square(), 0.0)
+    made = native.where(known, mean + slope * dx)
     if old is None:
-        return made
+        return made.where(count > 0, guess)
     assumed = PRIOR_SLOPE**2 * prior * (max(trust, LEAST_TRUST) ** -2 - 1.0)
-    rest = ((dy - slope * dx).square().sum() + assumed) / (len(dx) + PRIOR_TEXTS)
-    deviation = (made.var(correction=0) + rest * (~known).double().mean()).sqrt()
-    centred = made - made.mean()
-    new = centred / deviation if deviation > 1e-12 * made.abs().amax() else torch.zeros_like(made)
-    return weight * new + (1.0 - weight) * _z(old)
+    rest = (on_y - slope * on_x).square().sum(-1, keepdim=True) + assumed
+    rest = rest / (count + PRIOR_TEXTS) * _mean((~known).double(), there)
+    new, z = _standardised(made, there, rest), _standardised(old, there)
+    return weight * new + (1.0 - weight) * z
 
 
-def _z(values: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
-    """The values less their mean, by their deviation; zeros where that is zero."""
-    deviation = values.std(correction=0)
-    if not deviation > values.abs().amax() * 1e-12:
-        return torch.zeros_like(values)
-    return (values - values.mean()) / deviation
+def _standardised(
+    values: Float64[Tensor, "*q m"],
+    counted: Bool[Tensor, "*q m"],
+    more: Float64[Tensor, "*q 1"] | float = 0.0,
+) -> Float64[Tensor, "*q m"]:
+    """The values less their mean, by their deviation, whose square has `more`; zeros where it is
+    zero, and NaN where they are not counted.
+    """
+    centred = (values - _mean(values, counted)).where(counted, torch.nan)
+    deviation = (_mean(centred.square(), counted) + more).sqrt()
+    return torch.where(deviation > 1e-12 * _largest(values), centred / deviation, centred * 0.0)
+
+
+def _mean(
+    values: Float64[Tensor, "*q m"], counted: Bool[Tensor, "*q m"]
+) -> Float64[Tensor, "*q 1"]:
+    count = counted.sum(-1, keepdim=True).clamp(min=1)
+    return values.where(counted, 0.0).sum(-1, keepdim=True) / count
+
+
+def _largest(values: Float64[Tensor, "*q m"]) -> Float64[Tensor, "*q 1"]:
+    return values.nan_to_num().abs().amax(-1, keepdim=True)

@@ -119,7 +119,7 @@ METHODS: dict[str, Method] = {
 }
 
 #: Distinct anchors from which `auto` takes the kernel: people's judgements chose it
-#: (docs/results/relevance.md).
+#: (docs/results/search.md).
 KERNEL_ANCHORS = 100
 
 #: The sum of the two powers of a good graded translator: (0, 1), (1/2, 3/4) and (1, 1/4) are each

@@ -39,7 +39,7 @@ def test_weights_follow_the_fidelity_and_the_difference_of_the_encoders_and_stop
     differences = (-1.0, -0.1, -0.05, 0.0, 0.05, 0.1, 1.0)
     assert [default_weight(0.5, d) for d in differences] == [0, 0.21, 0.29, 0.38, 0.46, 0.54, 1]
     assert [native_weight(d) for d in differences] == [0.15, 0.15, 0.32, 0.5, 0.68, 0.85, 0.85]
-    assert (default_weight(1.0, 1.0), native_weight(None)) == (1.0, 0.5)
+    assert (default_weight(1.0, 1.0), native_weight(None)) == (1.0, 0.4)
 
 
 def test_trust_makes_the_weight_of_native_scores_that_of_translated_ones():

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from app.maths.relevance.ranking_metrics import collect, measure_ranking
 from benchmarks.common import DATA, Missing
 from benchmarks.service import Matrix
 
@@ -61,3 +63,20 @@ def cranfield() -> JudgedCollection:
 def _load(name: str) -> Matrix:
     vectors: Matrix = np.load(CRANFIELD / f"{name}.npy", allow_pickle=False).astype("float32")
     return vectors
+
+
+def mean_ndcg(data: JudgedCollection, rankings: Sequence[Sequence[int]]) -> float:
+    """NDCG@10 of a ranking of each query, over the judged queries."""
+    table = torch.tensor(data.relevance)
+    judged = collect(table[:, 0], table[:, 1], table[:, 2].double(), size=data.size)
+    ranking = torch.tensor([list(row[:10]) for row in rankings])[judged.rows]
+    return float(measure_ranking(ranking, judged)[:, 0].mean())
+
+
+def exact(data: JudgedCollection, encoder: str) -> float:
+    """NDCG@10 of an exact search by one encoder."""
+    unit = [
+        each / np.linalg.norm(each, axis=1, keepdims=True)
+        for each in (data.queries[encoder], data.documents[encoder])
+    ]
+    return mean_ndcg(data, np.argsort(-(unit[0] @ unit[1].T), axis=1)[:, :10].tolist())

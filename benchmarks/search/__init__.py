@@ -1,0 +1,1 @@
+"""What the default search finds on judged collections, beside every other setting and peers."""
