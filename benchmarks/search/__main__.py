@@ -5,12 +5,13 @@
 Writes benchmarks/results/search.json. `python -m benchmarks.judged --help` says how to get the
 collections.
 
-nDCG@10 by human judgements of every ordered pair of four unrelated encoders (three on some), with 0, 100, 300 and
-1,000 anchors (documents drawn at random, at most 80 % of a collection), by what is there: the old
-encoder, the texts. `default` is the search without a setting once the encoders were compared on
-their texts, `first` before that; `best fixed` is the setting that is best in the mean of its row,
-and `hindsight` takes the best setting of each cell. Cranfield, MED, TIME, LISA, PubMedQA and XQuAD
-chose the defaults; NFCorpus and Tatoeba were opened once, at the end (`--open`).
+nDCG@10 by human judgements of every ordered pair of four unrelated encoders (three on some
+collections), with 0, 100, 300 and 1,000 anchors (documents drawn at random, at most 80 % of a
+collection), by what is there: the old encoder, the texts. `default` is the search without a setting
+once the encoders were compared on their texts, `first` before that; `best fixed` is the setting
+that is best in the mean of its row, and `hindsight` takes the best setting of each cell. Cranfield,
+MED, TIME, LISA, PubMedQA and XQuAD chose the defaults; NFCorpus and Tatoeba were opened once, at
+the end (`--open`).
 
 Peers translate in their own environments: `--export FOLDER` writes what benchmarks/search/peers.py
 reads, and `--peers FOLDER` takes its answers into the table. EmbedFlow 0.8.0 orders the old index's
