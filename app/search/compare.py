@@ -124,8 +124,8 @@ def run_compare(services: Services, job: tables.JobRow, progress: Progress) -> J
         with services.db.transaction() as session:
             row = resources.by_name(session, tables.AnchorSetRow, context.project, anchor_set)
         inputs = read_inputs(services, row.inputs, of="this job").values if row.inputs else []
-        texts = [each for each in inputs if isinstance(each, str)]
-        pairs = _cut(services, texts, request.texts, field="inputs")
+        items = [each for each in inputs if isinstance(each, str)]
+        pairs = _cut(services, items, request.texts, field="inputs")
     elif store is None:
         read = read_inputs(services, blobs["pieces"], of="this job")
         pieces = [str(each) for each in read.values]

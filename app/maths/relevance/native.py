@@ -61,11 +61,11 @@ def blend(
     assumed = PRIOR_SLOPE**2 * prior * (max(trust, LEAST_TRUST) ** -2 - 1.0)
     rest = (on_y - slope * on_x).square().sum(-1, keepdim=True) + assumed
     rest = rest / (count + PRIOR_TEXTS) * _mean((~known).double(), there)
-    new, z = _standardised(made, there, rest), _standardised(old, there)
+    new, z = standardised(made, there, rest), standardised(old, there)
     return weight * new + (1.0 - weight) * z
 
 
-def _standardised(
+def standardised(
     values: Float64[Tensor, "*q m"],
     counted: Bool[Tensor, "*q m"],
     more: Float64[Tensor, "*q 1"] | float = 0.0,

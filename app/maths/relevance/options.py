@@ -28,7 +28,7 @@ from torch import Tensor
 from app.maths.geometry.space import COSINE_ROWS
 from app.maths.quality.metrics import MAX_COSINES
 from app.maths.relevance.fuse_weight import NATIVE_WEIGHT, trust_of
-from app.maths.relevance.native import blend
+from app.maths.relevance.native import blend, standardised
 from app.maths.relevance.ranking_metrics import RECALL_DEPTH, Judgements, measure_ranking
 
 SearchOption = Literal[
@@ -187,7 +187,7 @@ def _fuse_scores(
     both = (_first(cosines["keep"], depth), _first(cosines["bridge"], depth))
     ids, repeated = _join(*both, size=cosines["keep"].shape[1])
     new, old = (
-        _standardise(cosines[name].gather(1, ids).double().masked_fill(repeated, torch.nan))
+        standardised(cosines[name].gather(1, ids).double(), ~repeated)
         for name in ("translate", "keep")
     )
     tables = [
@@ -195,14 +195,6 @@ def _fuse_scores(
         for weight in weights
     ]
     return ids, repeated, tables
-
-
-def _standardise(scores: Float64[Tensor, "c s"]) -> Float64[Tensor, "c s"]:
-    """Each row less its mean, by its deviation, without NaN; zeros for a row of equal scores."""
-    centred = scores - scores.nanmean(dim=1, keepdim=True)
-    spread = centred.square().nanmean(dim=1, keepdim=True).sqrt()
-    rounding = scores.nan_to_num().abs().amax(dim=1, keepdim=True) * 1e-12
-    return torch.where(spread > rounding, centred / spread, 0.0)
 
 
 def _native_ranking(
@@ -219,19 +211,14 @@ def _native_ranking(
     new, translated, old  cosines of all documents by the new encoder, of their translations, and by
                           the old encoder where they count
     """
-    ranking = torch.full_like(ids, -1)
-    for query, (documents, scores) in enumerate(zip(ids, base, strict=True)):
-        counted = scores != -torch.inf
-        documents, scores = documents[counted], scores[counted]
-        first = scores.sort(descending=True, stable=True).indices[:NATIVE_COUNT]
-        native = torch.full_like(scores, torch.nan)
-        native[first] = new[query, documents[first]].double()
-        guess = translated[query, documents].double()
-        known = None if old is None else old[query, documents].double()
-        scores = blend(native, guess, known, weight=weight, trust=trust)
-        order = scores.sort(descending=True, stable=True).indices
-        ranking[query, : len(order)] = documents[order]
-    return ranking
+    counted = base != -torch.inf
+    first = _first(base, NATIVE_COUNT)
+    native = torch.full_like(base, torch.nan)
+    native.scatter_(1, first, new.gather(1, ids.gather(1, first)).double())
+    guess = translated.gather(1, ids).double().masked_fill(~counted, torch.nan)
+    known = None if old is None else old.gather(1, ids).double()
+    scores = blend(native, guess, known, weight=weight, trust=trust)
+    return _order(ids, scores.nan_to_num(nan=-torch.inf), missing=~counted)
 
 
 def _first(scores: Float32[Tensor, "c m"], depth: int) -> Int64[Tensor, "c r"]:
