@@ -7,8 +7,8 @@ Cranfield as people judged it, questions of Banking77 with the same intent, and 
 the same fine class (1,500 documents and 300 queries of each, drawn at random). The functions of the
 service make the maps from 1,000 rows, as a migration does, and order the candidates of an exact
 search: 100 by the old query and 100 by the translated one. Day one is before a migration: without
-a map, 100 texts of each query are embedded. Old and native scores weigh alike, as between encoders
-that a comparison finds equal.
+a map, 100 texts of each query are embedded. Weights are those of the
+comparison on Cranfield; texts of the two others are too short for one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from app.maths.translators.translator import apply
 from app.search.scoring import USUAL_NATIVE
 from benchmarks.common import DATA, RESULTS, Missing, Table, parser, show, write
 from benchmarks.cranfield import JudgedCollection, cranfield, exact, mean_ndcg
+from benchmarks.judged import judgements_of, load
 from benchmarks.migrate.vectors import embedded
+from benchmarks.search.sides import side
 
 ENCODERS = ("use", "e5", "minilm")
 PAIRS = (("use", "minilm"), ("e5", "minilm"), ("minilm", "e5"))
@@ -96,7 +98,13 @@ class Pair:
             for a, b in ((x, y), (y, x))
         )
         asked = torch.from_numpy(data.queries[new])
-        self.weight = default_weight(held_out_cosine(x, y))
+        found = None
+        if data.name == "cranfield":
+            texts = load(data.name)
+            ranks = [side(texts, judgements_of(texts), each).ranks for each in (old, new)]
+            found = float((ranks[1] - ranks[0]).mean())  # type: ignore[operator]
+        self.weight = default_weight(held_out_cosine(x, y), found)
+        self.beside_old = native_weight(found)
         self.old = cosines(data.queries[old], stored)
         self.native = cosines(asked, native)
         self.translated = cosines(asked, apply(forward, stored).vectors)
@@ -120,8 +128,8 @@ class Pair:
                     native,
                     guess,
                     old[first] if runs else None,
-                    weight=native_weight(0.0),
-                    trust=trust_of(self.weight, native_weight(0.0)) if share else 1.0,
+                    weight=self.beside_old,
+                    trust=trust_of(self.weight, self.beside_old) if share else 1.0,
                 )
                 unknown = scores.masked_fill(known, -torch.inf).topk(len(known)).indices
                 known[unknown[: min(more, int((~known).sum()))]] = True

@@ -18,7 +18,7 @@ CHOSE = ("cranfield", "med", "time", "lisa", "pubmedqa", "xquad")
 OPENED = ("nfcorpus", "tatoeba")
 ENCODERS = ("use", "e5", "minilm", "mpnet")
 #: collections whose texts mpnet, the slowest, did not embed
-WITHOUT_MPNET = ("cranfield", "lisa", "pubmedqa")
+WITHOUT_MPNET = ("cranfield", "lisa", "pubmedqa", "nfcorpus")
 
 
 def vectors(encoder: str, texts: Sequence[str], *, query: bool = False) -> Tensor:
