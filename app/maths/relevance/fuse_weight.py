@@ -21,7 +21,7 @@ CAREFUL_FACTOR, WEIGHT_FACTOR = 0.9, 1.5
 NATIVE_WEIGHT, CAREFUL_NATIVE = 0.5, 0.4
 
 #: How weights follow the difference of the encoders; that of native scores, up to MAX_DIFFERENCE.
-#: Chosen on Cranfield, MED and TIME; benchmarks/cloze has other collections.
+#: Chosen on Cranfield, MED and TIME; benchmarks/search has other collections.
 FUSE_SLOPE, NATIVE_SLOPE, MAX_DIFFERENCE = 4.5, 3.5, 0.1
 
 #: The share of the anchors whose cosine is measured, one in HELD_OUT_PERIOD; fewer anchors than
