@@ -269,6 +269,12 @@ def _fit_request(
     """Return how stored vectors become vectors of the target."""
     pairs = None if moving is None else moving.anchor_set
     if request.anchor_set is None and pairs is None:
+        if moving is not None and moving.state == MigrationState.running:
+            raise WrongState(
+                f"The migration {moving.id} embeds the first rows, by which the old vectors are "
+                "searched. Search again when it has, usually within a minute.",
+                field="target",
+            )
         has_texts = row.options.get("text_field") is not None
         raise MissingField(
             "`anchor_set` is missing (`--anchor-set` in a terminal). Name a set that the store's "

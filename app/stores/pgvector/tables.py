@@ -164,8 +164,8 @@ class PgTable:
                 keys.append({"bigint": int, "text": str, "uuid": UUID}[self.key_type](each))
         return keys
 
-    def read_dim(self) -> int:
-        """Return the dimensions: declared, or of most of the first vectors."""
+    def read_dim(self, of_empty: int | None = None) -> int:
+        """Return the dimensions: declared, or of most of the first vectors, or `of_empty`."""
         if self.dim is not None:
             return self.dim
         row = self.connection.run(
@@ -173,8 +173,8 @@ class PgTable:
             "LIMIT 100) first GROUP BY 1 ORDER BY count(*) DESC LIMIT 1",
             self.vectors.name,
             self.rows,
-        ).fetchone()
-        if row is None:
+        ).fetchone() or (of_empty,)
+        if row[0] is None:
             raise StoreUnsupported(
                 f"The column `{self.vectors.name}` declares no dimension and has no vectors. "
                 "Declare it, as `vector(384)`, or insert rows first.",
@@ -225,7 +225,7 @@ class PgTable:
             self.selected_key, column, self.rows, chosen, column, tail
         )
         rows = self.connection.cursor(binary=True).execute(query, values).fetchall()
-        vectors = stack_vectors([row[1] for row in rows], self.read_dim())
+        vectors = stack_vectors([row[1] for row in rows], self.read_dim(of_empty=0))
         return Page([row[0] for row in rows], vectors)
 
     def fetch(self, ids: Sequence[StoreId]) -> Page:

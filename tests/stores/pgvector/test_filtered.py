@@ -114,7 +114,9 @@ def test_an_abandoned_migration_of_some_rows_leaves_the_table_as_it_was(shared: 
     dump = "SELECT t::text, xmin::text FROM {t} t ORDER BY id"
     before = shared.execute(dump)
     store = shared.store(options={"where": MINE})
-    sweep(store, migration := store.migration(TAG, NEW_DIM))
+    (migration := store.migration(TAG, NEW_DIM)).prepare()
+    assert store.fetch([1], "new").ids == []  # a search asks before the first row is written
+    sweep(store, migration)
     migration.abandon()
     assert shared.execute(dump) == before
     assert shared.traces() == []
