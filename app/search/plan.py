@@ -149,8 +149,7 @@ def plan_search(
             bridging, bridged = _bridge(services, context, row, fit, vectors)
             compared = bridged if old is None else torch.cat([old, bridged])
             served = None if mode == "bridge" else prepare_map(services, context, Translation(fit))
-            if mode == "fuse" and not native and request.weight is None:
-                assert served is not None
+            if served is not None and mode == "fuse" and not native and request.weight is None:
                 assert served.pair is not None
                 compare_once(services, context, row.encoder, target, served.pair[0].anchor_set)
     return SearchPlan(
@@ -272,8 +271,7 @@ def _fit_request(
         if moving is not None and moving.state == MigrationState.running:
             raise WrongState(
                 f"The migration {moving.id} embeds the first rows, by which the old vectors are "
-                "searched. Search again when it has, usually within a minute.",
-                field="target",
+                "searched. Search again when it has, usually within a minute."
             )
         has_texts = row.options.get("text_field") is not None
         raise MissingField(

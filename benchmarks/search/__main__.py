@@ -40,6 +40,7 @@ from benchmarks.common import RESULTS, Missing, parser, show, write
 from benchmarks.judged import judgements_of, load
 from benchmarks.search import tables as report
 from benchmarks.search.cells import (
+    ANCHORS,
     Side,
     Tables,
     draws_of,
@@ -50,8 +51,6 @@ from benchmarks.search.cells import (
     unit_cosines,
 )
 from benchmarks.search.sides import CHOSE, ENCODERS, OPENED, WITHOUT_MPNET, side
-
-ANCHORS = (0, 100, 300, 1_000)
 
 
 def export(folder: Path, name: str, sides: Mapping[str, Side], draws: int) -> None:

@@ -33,6 +33,7 @@ SITUATIONS: tuple[Situation, ...] = ("old and texts", "texts", "old", "neither")
 
 #: texts of a query by default in process, at an endpoint, and in EmbedFlow
 COUNTS = (USUAL_NATIVE[0], USUAL_NATIVE[1], 50)
+ANCHORS = (0, 100, 300, 1_000)
 WEIGHTS = (0.15, 0.3, 0.5, 0.7, 0.85, 1.0)
 #: begins the name of a value on the draws that peers were measured on
 SAME = "same draws, "

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.common import Table
-from benchmarks.search.cells import SAME, SITUATIONS
+from benchmarks.search.cells import ANCHORS, SAME, SITUATIONS
 
 Cell = Mapping[str, Any]
 GROUPS = ("chose", "opened")
@@ -85,20 +85,10 @@ def situations(cells: Sequence[Cell]) -> Table:
 
 
 def peers(cells: Sequence[Cell]) -> Table:
-    """Default beside default, and beside our setting with as many texts."""
-    table = [
-        [
-            "has",
-            "collections",
-            "anchors",
-            "peer",
-            "cells",
-            "peer's",
-            "default",
-            "as many texts",
-            "default ahead",
-        ]
-    ]
+    """Peer / our default / our setting with as many texts, by the number of anchors."""
+    columns = ["has", "collections", "peer", *(f"{n:,} anchors" for n in ANCHORS), "default ahead"]
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    ahead: dict[tuple[str, str, str], list[bool]] = {}
     for situation, group, anchors, found in groups(cells):
         for peer, equal in PEERS[situation].items():
             there = [
@@ -107,13 +97,14 @@ def peers(cells: Sequence[Cell]) -> Table:
                 if peer in values
             ]
             if there:
-                ahead = sum(each["default"] >= each[peer] for each in there)
+                key = situation, group, peer
+                row = rows.setdefault(key, [""] * len(ANCHORS))
                 means = [mean(each[name] for each in there) for name in (peer, "default", equal)]
-                table.append(
-                    [situation, group, f"{anchors:,}", peer, str(len(there)),
-                     *(f"{each:.3f}" for each in means), f"{ahead} of {len(there)}"]
-                )  # fmt: skip
-    return table
+                row[ANCHORS.index(anchors)] = "/".join(f"{each:.3f}" for each in means)
+                ahead.setdefault(key, []).extend(e["default"] >= e[peer] for e in there)
+    return [columns] + [
+        [*key, *row, f"{sum(ahead[key])} of {len(ahead[key])}"] for key, row in rows.items()
+    ]
 
 
 def comparison(cells: Sequence[Cell]) -> Table:
