@@ -62,6 +62,7 @@ def show_store_verdict(
         request,
         "verdict.html",
         advice=advice,
+        external=row.encoder.kind == "external",
         chart=verdict_chart(advice),
         meanings=wording.OPTIONS,
         certainties=wording.CERTAINTIES,
