@@ -268,6 +268,8 @@ def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongStat
     possible = possible_calls(row, busy=busy)
     others = " or ".join(f"`{each}`" for each in possible)
     advice = f" Call {others}." if possible else " It has ended: plan another."
+    if call == "rollback" and row.state == MigrationState.finished:
+        advice = " The old vectors are deleted: restore a backup of the database."
     if step := row.position.get(queries.STEP):
         return WrongState(
             f"`{step}` of this migration was interrupted. Call `{step}` again before `{call}`."
