@@ -148,9 +148,10 @@ def fault_of(store: str, text: str, *, filtered: bool = False) -> AnchorageError
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a question about the collection of the nearest name, after a space; "" without."""
-    near = get_close_matches(name, list(names), 1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    """Return a question about the nearest of the names, else the first of them, after a space."""
+    near = get_close_matches(name, there := sorted(names), 1)
+    known = ", ".join(there[:10]) or "none"
+    return f" Did you mean {near[0]!r}?" if near else f" There are: {known}."
 
 
 class SharedClient:

@@ -17,7 +17,7 @@ from qdrant_client import models
 
 from app.errors import InvalidFilter, StoreChanged, StoreUnsupported
 from app.stores.answers import rows_a_read
-from app.stores.common import as_json, row_number
+from app.stores.common import as_json, did_you_mean, row_number
 from app.stores.paired_store import PairedStore, Sides, StoredRow, choose_vector
 from app.stores.port import (
     Capabilities,
@@ -52,8 +52,8 @@ COPIED_SETTINGS = (
 
 LENGTHS_LOST = StoreNote(
     "lengths-lost",
-    "A Cosine collection stores unit vectors. The lengths of the vectors are lost, so `keep_norms` "
-    "cannot be used.",
+    "A server stores unit vectors in a Cosine collection. The lengths of the vectors are lost, so "
+    "`keep_norms` cannot be used.",
 )
 
 
@@ -100,7 +100,12 @@ class QdrantStore(PairedStore):
     def find_sides(self, tag: str | None = None) -> Sides:
         answer = self._call("get_aliases")
         aliases = {each.alias_name: each.collection_name for each in answer.aliases}
-        here = self._place(aliases.get(self.location.collection, self.location.collection))
+        name = self.location.collection
+        try:
+            here = self._place(aliases.get(name, name))
+        except StoreChanged:
+            there = [*aliases, *(each.name for each in self._call("get_collections").collections)]
+            raise StoreChanged(f"Qdrant has no `{name}`.{did_you_mean(name, there)}") from None
         marked: dict[str, dict[str, str]] = {}
         for alias, target in aliases.items():
             if match := TAGGED_ALIAS.fullmatch(alias):

@@ -162,6 +162,9 @@ def test_without_an_alias_a_collection_can_only_be_searched(tmp_path: Path) -> N
     assert store.search(Search(VECTORS[:1], 1))[0].ids[0] == np.argmax(VECTORS @ VECTORS[0])
     with pytest.raises(StoreUnsupported, match="create an alias"):
         store.migration(TAG, NEW_DIM).prepare()
+    store.location = StoreLocation("qdrant", store.location.url, "typo")
+    with pytest.raises(StoreChanged, match="There are: "):
+        store.facts()
     store.close()
 
 
