@@ -61,9 +61,8 @@ CHROMA_NOTES = (
     StoreNote(
         "embedding-function-not-kept",
         "The new collection has no embedding function, because the stored one makes old vectors. "
-        "Restart the clients after the cutover: they must send vectors, or pass the embedding "
-        "function of the new encoder to `get_collection`. Without it Chroma embeds by its own "
-        "model, all-MiniLM-L6-v2, and is silent where sizes are equal.",
+        "Clients must send vectors, or pass that of the new encoder to `get_collection`. Without "
+        "it Chroma embeds by all-MiniLM-L6-v2, silently: right only if that is the target.",
     ),
 )
 
@@ -93,10 +92,7 @@ class ChromaStore(PairedStore):
         if old is not None and new is not None:
             return Sides("between", tag, old, new)
         if here is None:
-            raise StoreChanged(
-                f"Chroma has no collection `{name}`. Somebody deleted or renamed it."
-                f"{did_you_mean(name, found)}"
-            )
+            raise StoreChanged(f"Chroma has no collection `{name}`.{did_you_mean(name, found)}")
         return Sides("none", None, here) if new is None else Sides("open", tag, here, new)
 
     def _names(self, tag: str) -> tuple[str, str, str]:
@@ -201,12 +197,13 @@ class ChromaStore(PairedStore):
                 f"The collection `{self.location.collection}` is empty, so its vectors have no "
                 "dimension yet. Add rows first."
             )
+        has_function = place.configuration_json.get("embedding_function") is not None
         return StoreFacts(
             rows=self.count_rows(place),
             dim=dim,
             metric=_space(place),
             indexed=True,
-            notes=CHROMA_NOTES,
+            notes=CHROMA_NOTES if has_function else CHROMA_NOTES[:2],
         )
 
     def sample_ids(self, place: Any, count: int, seed: int) -> Iterable[StoreId]:
