@@ -14,7 +14,7 @@ from app.cli import INTERRUPTED
 from app.cli.layouts import LAYOUTS, fill_in
 from app.cli.output import AsJson, print_json, print_rows, warn
 from app.cli.service import DEFAULT_URL, REFUSED, Url, connect, in_words_of_commands
-from app.cli.sources import Source, find_target
+from app.cli.sources import KINDS, Source, find_target
 from app.cli.stores import TextField, VectorField, print_space
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def migrate(
     yes: Yes = False,
     cutover: Annotated[bool, typer.Option("--cutover", help="Cut over at the end.")] = False,
     table: Annotated[Text, typer.Option("--table", "--collection", help="At the address.")] = None,
-    kind: Annotated[Text, typer.Option(help="The kind of a folder or file.")] = None,
+    kind: Annotated[Text, typer.Option(help=f"Of the store: {KINDS}.")] = None,
     layout: Annotated[
         Text, typer.Option(help=f"The framework that made the table: {', '.join(LAYOUTS)}.")
     ] = None,
@@ -149,9 +149,8 @@ def migrate(
         elif migration.state == "planned":
             if not as_json:
                 _print_plan(migration.plan)
-            if not (yes or only_plan or typer.confirm("Begin?", err=True)):
-                warn("Nothing was written.")
-                raise typer.Exit(1)
+            if not (yes or only_plan):
+                typer.confirm("Begin?", abort=True, err=True)
         undo.pop_all()
         if started is not None:
             warn(started)
@@ -370,7 +369,7 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
     if facts["waiting"]:
         warn(f"{describe_absence(facts['waiting'])}.")
     if facts["phase"] == "settling":
-        typer.echo("Rows that clients wrote in that moment are being embedded again: seconds.")
+        typer.echo("Rows that clients wrote in that moment get their final vectors: seconds.")
     if calls := found["next"]:
         # The whole command runs, and verifies too.
         first = "" if calls[0] == "run" else f"{calls[0]} "

@@ -75,11 +75,13 @@ def worker() -> None:
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
     gc.disable()  # until the server runs: a seventh of the start would be walks over new modules
-    from app import server
-    from app.main import create_app, is_loopback, requires_keys
     from app.ops import logs
 
     logs.configure()
+    logging.getLogger("anchorage.server").info("starting")
+    from app import server
+    from app.main import create_app, is_loopback, requires_keys
+
     application = create_app(settings)
     services = application.state.services
     services.db.upgrade()

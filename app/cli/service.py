@@ -69,6 +69,9 @@ def connect(url: str) -> Iterator[Client]:
     except AnchorageError as error:
         typer.secho(f"Error ({error.code}): {explain(error, url)}", fg="red", err=True)
         raise typer.Exit(REFUSED) from None
+    except typer.Abort:  # of a question
+        typer.echo("\nNothing was changed. Where nobody can answer, pass --yes.", err=True)
+        raise typer.Exit(1) from None
     except ValueError as error:  # what is no address or no name
         raise typer.BadParameter(str(error)) from None
 

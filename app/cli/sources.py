@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: kinds of stores by the scheme of their addresses
 SCHEMES = {"postgresql": "pgvector", "postgres": "pgvector", "http": "qdrant", "https": "qdrant"}
 
+KINDS = "pgvector, qdrant, milvus, chroma, lancedb, sqlite-vec or faiss"
+
 
 class Source:
     """The address of a store, and the name and the place that it gets in the service."""
@@ -163,8 +165,11 @@ def kind_of(address: str) -> str:
         return "milvus"
     if separator and scheme.lower() in SCHEMES:
         return SCHEMES[scheme.lower()]
+    for file, kind in (("chroma.sqlite3", "chroma"), ("meta.json", "qdrant")):
+        if (Path(address) / file).is_file():
+            return kind
     shown = f"{scheme}://..." if separator else address  # what follows may hold a password
-    raise typer.BadParameter(f"The kind of {shown} is not known. Pass --kind.")
+    raise typer.BadParameter(f"The kind of {shown} is not known. Pass --kind {KINDS}.")
 
 
 def _name(text: str) -> str:

@@ -96,12 +96,12 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     np.testing.assert_array_equal(vectors(table), before)
     assert "yes" in terminal.ok("migrate", "verify", "docs")
     assert "cut-over" in terminal.ok("migrate", "cutover", "docs", "--force")
-    assert terminal.run("migrate", "finish", "docs").exit_code == 1  # nobody says yes
+    assert "pass --yes" in terminal.run("migrate", "finish", "docs").stderr  # nobody says yes
     assert "No store doc has a migration" in terminal.refusal("migrate", "finish", "doc")
     assert "is finished" in terminal.ok("migrate", "finish", "docs", "--yes")
     assert vectors(table).shape == (ROWS, NEW_DIM)
     assert terminal.json("migrate", "status")[0]["state"] == "finished"
-    assert "(wrong-state)" in terminal.refusal("migrate", "run", "docs")
+    assert "restore a backup" in terminal.refusal("migrate", "rollback", "docs")
 
 
 def test_ctrl_c_leaves_the_run_and_the_same_command_continues_with_other_limits(
@@ -231,8 +231,10 @@ def test_no_password_of_an_address_is_printed() -> None:
 def test_an_address_without_what_it_needs_is_refused(tmp_path: Path) -> None:
     terminal = Terminal(data_dir=tmp_path / "data")
     for arguments, message in (
-        ((tmp_path, "--table", "docs"), "Pass --kind"),
+        ((tmp_path, "--table", "docs"), "Pass --kind pgvector, qdrant"),
         (("postgresql://localhost/shop",), "Pass --table"),
     ):
         assert message in terminal.refusal("migrate", *arguments, "--target", "new")
     assert not (tmp_path / "data").exists()
+    (tmp_path / "chroma.sqlite3").touch()
+    assert kind_of(str(tmp_path)) == "chroma"
