@@ -56,7 +56,7 @@ PHASES: dict[str, str] = {
 }
 
 #: what happens for some seconds after a cutover or a rollback
-SETTLING = "Rows that clients wrote in that moment are being embedded again."
+SETTLING = "Rows that clients wrote in that moment get their final vectors."
 
 #: what a job does, by its action
 WORKS: dict[str, str] = {

@@ -88,8 +88,8 @@ class MigrationProgress(BaseModel, extra="allow"):
     phase: str | None = Field(
         description="What the job does: `prepare`, `anchors`, `sweep`, `waiting` for the encoder, "
         "`index`, `filled`, or a step of a verification. `settling`: for some seconds after a "
-        "cutover or a rollback, rows that clients wrote around it are embedded again. Null before "
-        "a run."
+        "cutover or a rollback, rows that clients wrote around it get their final vectors. Null "
+        "before a run."
     )
     waiting: dict[str, Any] | None = Field(
         None,

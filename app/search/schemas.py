@@ -239,7 +239,7 @@ class StoreSearchAnswer(ScoredAnswer):
 
     results: list[StoreQueryResults] = Field(description="One entry for each query.")
     mode: StoreSearchMode = Field(description="How they were found.")
-    side: str = Field(description="Vectors that the store searched: `old` or `new`.")
+    side: str = Field(description="Searched: `new` vectors of an unfinished migration, else `old`.")
     candidates: int | None = Field(
         description="Candidates of each query. Null in `bridge` and `translate`."
     )
