@@ -127,9 +127,9 @@ def migrate(
         started = None if place is None else place.start_service(url, undo)
         store = source if place is None else place.store
         choices: dict[str, Any] = {"fill": fill, "anchor_set": anchor_set}
-        if place is not None:
-            place.connect(client, undo)
         choices["target"] = target and find_target(client, target, undo)
+        if place is not None:
+            place.connect(client, undo)  # undone first: a store keeps the encoders in use
         migration = _newest(client, store)
         if migration is not None and migration.data["ended_at"] is None:
             migration = _change(client, migration, choices, limits)
