@@ -82,6 +82,7 @@ bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (s
 	$(BIN)/python -m benchmarks.relevance
 	$(BIN)/python -m benchmarks.estimates
 	$(BIN)/python -m benchmarks.wire
+	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.fair_turns
 	$(BIN)/python -m benchmarks.native
 	$(BIN)/python -m benchmarks.stores

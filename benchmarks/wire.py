@@ -18,8 +18,6 @@ orjson.loads + product + orjson.dumps of the same arrays in this process; its an
 
 One vector as JSON, compared with FastAPI POST routes that do nothing, served by uvicorn with the
 same settings: one that reads the same body and answers {}, and one that declares it (`body: dict`).
-
-Memory is that of the service's process before its first request.
 """
 
 from __future__ import annotations
@@ -44,7 +42,6 @@ from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
 from benchmarks.common import RESULTS, Missing, Table, parser, show, write
 from benchmarks.cranfield import cranfield
-from benchmarks.faults.resources import resident, tree
 from benchmarks.service import JSON, NPY, Connection, Matrix, make_set, npy, read_npy, register
 from scripts.servers import serve, started
 
@@ -75,17 +72,12 @@ def main() -> None:
         serve(max_json=2**26) as server,
         started([sys.executable, "-m", "benchmarks.empty"], {}, Path(folder)) as routes,
     ):
-        rest = sum(map(resident, tree(server.process.pid))) / 2**20
         service, empty = Connection(server.port), Connection(routes.port)
         register(service, {name: rows.shape[1] for name, rows in anchors.items()})
         make_set(service, "items", anchors)
         one = measure_one(service, empty, vectors, options.requests)
         many = measure_many(service, vectors, products(anchors), options.rounds)
-    tables = {
-        "formats": many_table(many),
-        "one": one_table(one),
-        "memory": [["`serve` at rest", "MiB"], ["resident", f"{rest:.0f}"]],
-    }
+    tables = {"formats": many_table(many), "one": one_table(one)}
     show(Console(width=130), tables)
     write(options.json, tables, {"many": many, "one": one})
 
