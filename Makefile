@@ -79,12 +79,13 @@ format: $(INSTALLED) ## format the code
 bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
 	$(BIN)/anchorage demo --json benchmarks/results/demo.json
 	$(BIN)/python -m benchmarks.quality
-	$(BIN)/python -m benchmarks.relevance
+	$(BIN)/python -m benchmarks.search --open
+	$(BIN)/python -m benchmarks.search.service
 	$(BIN)/python -m benchmarks.estimates
 	$(BIN)/python -m benchmarks.wire
 	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.fair_turns
-	$(BIN)/python -m benchmarks.native
+	$(BIN)/python -m benchmarks.fill_search
 	$(BIN)/python -m benchmarks.stores
 	$(BIN)/python -m benchmarks.bootstrap
 	$(BIN)/python -m benchmarks.embed

@@ -149,9 +149,9 @@ def plan_search(
             bridging, bridged = _bridge(services, context, row, fit, vectors)
             compared = bridged if old is None else torch.cat([old, bridged])
             served = None if mode == "bridge" else prepare_map(services, context, Translation(fit))
-            if served is not None and mode == "fuse" and not native and request.weight is None:
-                assert served.pair is not None
-                compare_once(services, context, row.encoder, target, served.pair[0].anchor_set)
+            items = served.pair[0].anchor_set if served is not None and served.pair else None
+            if mode == "fuse" and not native and request.weight is None and items and items.inputs:
+                compare_once(services, context, row.encoder, target, items)
     return SearchPlan(
         row,
         target,

@@ -5,7 +5,7 @@ window is a query, the rest of the text is its only relevant document, and
 
     MRR = mean over the n texts of 1 / rank of the own rest among the n rests, by cosine.
 
-It rises and falls with nDCG by judgements: benchmarks/cloze.
+It rises and falls with nDCG by judgements: benchmarks/search.
 """
 
 from __future__ import annotations
