@@ -40,7 +40,7 @@ OPERATIONS = {
     ("write", "DELETE"): """
         /encoders/{name} /anchor-sets/{name}
         /anchor-sets/{name}/samples/{encoder} /pools/{name} /heads/{name} /stores/{name}
-        /aliases/{name} /stores/{name}/native-vectors
+        /aliases/{name} /stores/{name}/native-vectors /compare
     """,
     ("write", "PUT"): """
         /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/samples/{encoder}

@@ -177,7 +177,7 @@ def test_a_search_meanwhile_counts_the_vectors_of_texts_as_native(table: Table) 
     for weight, first in ((None, {5, 33}), (1.0, {33}), (0.0, {5})):
         request = StoreSearchRequest(**fields, old_queries=old, mode="fuse", weight=weight)
         found, _ = anyio.run(search_store, table.services, CONTEXT, table.table, request)
-        assert found["combined"]["weight"] == (0.5 if weight is None else weight)
+        assert found["combined"]["weight"] == (0.4 if weight is None else weight)
         assert set(found["results"][0]["ids"][: len(first)]) == first
         assert set(found["results"][0]["native"]) == set(range(ROWS))
 

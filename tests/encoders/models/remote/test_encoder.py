@@ -155,11 +155,11 @@ ELSEWHERE += [("http:", "https:")]
 
 @pytest.mark.parametrize(("part", "other"), ELSEWHERE)
 def test_a_url_that_the_operator_does_not_list_is_refused(part, other):
-    spec = EncoderSpec("openai", "truth", None, {"url": LISTED.replace(part, other)})
+    spec = EncoderSpec("openai", "truth", None, {"url": (asked := LISTED.replace(part, other))})
     with pytest.raises(EncoderUnavailable, match="ANCHORAGE_REMOTE_URLS") as caught:
         load_encoder(spec, allow_url(LISTED), "cpu")
     assert caught.value.field == "options.url"
-    assert LISTED not in caught.value.detail
+    assert LISTED not in caught.value.detail.replace(asked, "")
 
 
 NO_URLS = [
