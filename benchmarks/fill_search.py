@@ -22,10 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from torch import Tensor
-from torch.nn.functional import normalize
 
-from app.maths.geometry.space import draw_rows, fit_space
+from app.maths.geometry.space import draw_rows
 from app.maths.relevance.fuse_weight import (
     default_weight,
     held_out_cosine,
@@ -34,13 +32,12 @@ from app.maths.relevance.fuse_weight import (
 )
 from app.maths.relevance.native import blend
 from app.maths.relevance.options import DEFAULT_CANDIDATES
-from app.maths.translators import methods
-from app.maths.translators.translator import apply
 from app.search.scoring import USUAL_NATIVE
 from benchmarks.common import DATA, RESULTS, Missing, Table, parser, show, write
 from benchmarks.cranfield import JudgedCollection, cranfield, exact, mean_ndcg
 from benchmarks.judged import judgements_of, load
 from benchmarks.migrate.vectors import embedded
+from benchmarks.search.cells import fitted, unit_cosines
 from benchmarks.search.sides import side
 
 ENCODERS = ("use", "e5", "minilm")
@@ -79,24 +76,13 @@ def collections() -> Iterator[JudgedCollection]:
     yield labelled("trec", *([line.split(" ", 1)[::-1] for line in part] for part in lines))
 
 
-def cosines(queries: Any, documents: Any) -> Tensor:
-    """Cosines (q, m), float64."""
-    q, m = (normalize(torch.as_tensor(each).double(), dim=1) for each in (queries, documents))
-    return q @ m.T
-
-
 class Pair:
     """The scores of all documents by all queries of a collection, of one pair of encoders."""
 
     def __init__(self, data: JudgedCollection, old: str, new: str) -> None:
         stored, native = (torch.from_numpy(data.documents[each]) for each in (old, new))
         x, y = (each[draw_rows(data.size, ANCHORS, seed=1)] for each in (stored, native))
-        forward, backward = (
-            methods.fit(
-                "kernel", fit_space(a), fit_space(b), methods.resolve("kernel", {}, anchors=len(a))
-            )
-            for a, b in ((x, y), (y, x))
-        )
+        forward, backward = fitted(x, y, "kernel"), fitted(y, x, "kernel")
         asked = torch.from_numpy(data.queries[new])
         found = None
         if data.name == "cranfield":
@@ -105,10 +91,10 @@ class Pair:
             found = float((ranks[1] - ranks[0]).mean())  # type: ignore[operator]
         self.weight = default_weight(held_out_cosine(x, y), found)
         self.beside_old = native_weight(found)
-        self.old = cosines(data.queries[old], stored)
-        self.native = cosines(asked, native)
-        self.translated = cosines(asked, apply(forward, stored).vectors)
-        self.bridged = cosines(apply(backward, asked).vectors, stored)
+        self.old = unit_cosines(torch.from_numpy(data.queries[old]), stored)
+        self.native = unit_cosines(asked, native)
+        self.translated = unit_cosines(asked, forward(stored))
+        self.bridged = unit_cosines(backward(asked), stored)
         self.order = draw_rows(data.size, seed=2)  # in which rows are filled
 
     def search(self, share: int, *, runs: bool) -> Iterator[list[int]]:

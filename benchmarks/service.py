@@ -105,18 +105,22 @@ def register(connection: Connection, encoders: Mapping[str, int]) -> None:
         connection.ask("/encoders", orjson.dumps({"name": name, "dim": dim}), JSON)
 
 
+def packed(vectors: Matrix) -> dict[str, Any]:
+    """Vectors in a JSON body."""
+    numbers = np.ascontiguousarray(vectors, dtype="<f4")
+    return {
+        "dtype": "float32",
+        "shape": numbers.shape,
+        "base64": base64.b64encode(numbers.tobytes()).decode(),
+    }
+
+
 def make_set(connection: Connection, name: str, anchors: Mapping[str, Matrix]) -> None:
     """Create an anchor set with the embeddings of the first encoder, then add those of
     the others.
     """
     (first, own), *others = anchors.items()
-    packed: dict[str, Any] = {
-        "dtype": "float32",
-        "shape": own.shape,
-        "base64": base64.b64encode(own.tobytes()).decode(),
-    }
-    connection.ask(
-        "/anchor-sets", orjson.dumps({"name": name, "embeddings": {first: packed}}), JSON
-    )
+    body = {"name": name, "embeddings": {first: packed(own)}}
+    connection.ask("/anchor-sets", orjson.dumps(body), JSON)
     for encoder, vectors in others:
         connection.ask(f"/anchor-sets/{name}/embeddings/{encoder}", npy(vectors), verb="PUT")

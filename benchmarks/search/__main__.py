@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from app.maths.relevance.cloze import mean_interval
 from app.maths.relevance.ranking_metrics import Judgements
@@ -76,10 +75,10 @@ def answers(path: Path) -> Mapping[str, Any]:
 
 def peers_of(
     folder: Path | None, name: str, judged: Judgements, pair: tuple[str, str], old: Side, size: int
-) -> Callable[[int, Tensor, Tables], dict[str, float]]:
+) -> Callable[[int, Tables], dict[str, float]]:
     """Return what measures the peers of a draw."""
 
-    def measure(draw: int, _: Tensor, tables: Tables) -> dict[str, float]:
+    def measure(draw: int, tables: Tables) -> dict[str, float]:
         found: dict[str, float] = {}
         for peer in ("rebasis", "isotrieve") if folder is not None else ():
             assert folder is not None

@@ -132,29 +132,27 @@ def settings_of(
     """
     found: dict[str, float] = {}
 
-    def measure(name: str, weight: float, share: float, texts: int, depth: int = 100) -> None:
+    def measure(name: str, weight: float, share: float, texts: int) -> None:
         for situation, runs, count in (("old and texts", True, texts), ("old", True, 0)):
             if cosine is None and not count:
                 continue
             # Without a native score, `blend` gives the guesses the weight that trust leaves them.
             trust = trust_of(share, weight)
-            ranked = rank(tables, runs=runs, texts=count, weight=weight, trust=trust, depth=depth)
+            ranked = rank(tables, runs=runs, texts=count, weight=weight, trust=trust)
             found[f"{situation}: {name}"] = ndcg(ranked, judged)
 
-    for name, known in (("first", None), ("default", difference)):
+    for name, known, texts in (
+        ("first", None, COUNTS[0]),
+        ("default", difference, COUNTS[0]),
+        ("default, 50 texts", difference, 50),
+    ):
         share = 1.0 if cosine is None else default_weight(cosine, known)
-        measure(name, native_weight(known), share, COUNTS[0])
-    weight = native_weight(difference)
-    share = 1.0 if cosine is None else default_weight(cosine, difference)
-    found["old and texts: default, 50 texts"] = ndcg(
-        rank(tables, runs=True, texts=50, weight=weight, trust=trust_of(share, weight)), judged
-    )
+        measure(name, native_weight(known), share, texts)
     for weight in WEIGHTS:
         measure(f"weight {weight}", weight, weight, COUNTS[0])
     for count in COUNTS[1:]:
-        both = {"runs": True, "texts": count, "trust": 1.0}
         for weight in (0.5, 0.85, 1.0):
-            ranked = rank(tables, weight=weight, depth=100, **both)  # type: ignore[arg-type]
+            ranked = rank(tables, runs=True, texts=count, weight=weight, trust=1.0)
             found[f"old and texts: {count} texts, weight {weight}"] = ndcg(ranked, judged)
     found["old and texts: EmbedFlow"] = ndcg(
         rank(
@@ -189,11 +187,11 @@ def measure_pair(
     anchors: int,
     draws: int,
     difference: float | None,
-    more: Callable[[int, Tensor, Tables], Mapping[str, float]],
+    more: Callable[[int, Tables], Mapping[str, float]],
 ) -> dict[str, float]:
     """The mean nDCG@10 of each setting over the draws of anchors.
 
-    more  the nDCG@10 of peers by their names, for a draw and its rows
+    more  the nDCG@10 of peers by their names, for a draw and its tables
     """
     if not anchors:
         return settings_of(Tables(old.cosines, new.cosines), judged, None, difference)
@@ -211,7 +209,7 @@ def measure_pair(
         values = settings_of(tables, judged, cosine, difference)
         linear = unit_cosines(fitted(y, x, "graded")(asked), old.documents)
         values["neither: graded bridge"] = ndcg(first(linear, 10), judged)
-        others = more(draw, rows, tables)
+        others = more(draw, tables)
         # Peers are measured on the first draws.
         same = {f"{SAME}{name}": each for name, each in values.items() if others}
         for name, value in {**values, **others, **same, "cosine": cosine}.items():

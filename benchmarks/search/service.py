@@ -11,7 +11,6 @@ one client and by 16, and while another client has texts embedded without pause.
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import tempfile
@@ -38,7 +37,7 @@ from benchmarks.judged import judgements_of, load
 from benchmarks.prepared import endpoint
 from benchmarks.search.cells import draws_of, measure_pair, ndcg
 from benchmarks.search.sides import CHOSE, collection_vectors, side
-from benchmarks.service import Matrix
+from benchmarks.service import Matrix, packed
 from scripts.servers import serve
 
 OLD, NEW, ANCHORS = "use", "minilm", 300
@@ -64,16 +63,6 @@ class Service:
         if answer.status_code >= 300:
             raise RuntimeError(f"POST {path}: {answer.status_code} {answer.text[:1000]}")
         return answer.json()
-
-
-def packed(vectors: Matrix) -> dict[str, Any]:
-    """Vectors in a JSON body."""
-    numbers = np.ascontiguousarray(vectors, dtype="<f4")
-    return {
-        "dtype": "float32",
-        "shape": numbers.shape,
-        "base64": base64.b64encode(numbers.tobytes()).decode(),
-    }
 
 
 def prepared(known: Mapping[str, Matrix], model: str, texts: Sequence[str]) -> Matrix:

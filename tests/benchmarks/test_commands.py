@@ -32,6 +32,7 @@ def test_every_module_imports_and_every_command_shows_how_it_is_started() -> Non
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             text = path.read_text()
+            assert "sys.path" not in text, name
             command = name not in PROCESSES and '\nif __name__ == "__main__":\n' in text
             lines.append(f"{name.removesuffix('.__init__')}:{'command' if command else 'module'}")
     done = subprocess.run(
