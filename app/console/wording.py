@@ -17,7 +17,7 @@ OPTIONS: dict[AdvisedOption, str] = {
     "encoders. The index does not change.",
     "cascade": "Search the old index with translated queries, and reorder the candidates by the "
     "new encoder. The index does not change.",
-    "native": "Search the old index, and let the new encoder embed the 20 best candidates of each "
+    "native": "Search the old index, and let the new encoder embed the best candidates of each "
     "query. The index does not change.",
     "translate": "Translate the stored vectors into the new encoder's space.",
     "re-embed": "Embed every row again with the new encoder.",

@@ -218,11 +218,10 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.StoreRow, context.project, name)
         active = store_queries.active_migration(session, row)
-        users = [] if active is None else [f"migration {active.id} ({active.state})"]
-        end = "finish" if active and active.state == MigrationState.cut_over else "abandon"
-        refuse_in_use(
-            f"store {name!r}", users, f"First POST /migrations/{active and active.id}/{end}."
-        )
+        if active is not None:
+            end = "finish" if active.state == MigrationState.cut_over else "abandon"
+            user = f"migration {active.id} ({active.state})"
+            refuse_in_use(f"store {name!r}", [user], f"First POST /migrations/{active.id}/{end}.")
         refuse_in_use(f"store {name!r}", aliases.aliases_of(session, row))
         session.delete(row)
         record_audit(session, context, "delete", "store", name)

@@ -17,7 +17,7 @@ CAREFUL_FACTOR, WEIGHT_FACTOR = 0.9, 1.5
 
 #: Weight of native scores, the old ones have the rest: where the encoders are equally good, and the
 #: careful one where they were not compared. Of .3, .5 and .7, .5 gains most in the mean of six
-#: collections, and loses .01 or more in 8 of 120 cells, .3 in one (benchmarks/search).
+#: collections, and loses more than .01 in 20 of 216 cells, .3 in 2, .4 in 4 (benchmarks/search).
 NATIVE_WEIGHT, CAREFUL_NATIVE = 0.5, 0.4
 
 #: How weights follow the difference of the encoders; that of native scores, up to MAX_DIFFERENCE.
