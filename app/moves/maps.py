@@ -197,8 +197,10 @@ def _dump(maps: MigrationMaps) -> dict[str, Tensor]:
         "forward": TRANSLATOR.dump(maps.forward.translator),
         "backward": TRANSLATOR.dump(maps.backward.translator),
     }
-    return {
-        f"{part}/{name}": tensor for part, each in parts.items() for name, tensor in each.items()
+    return {  # copies: both maps share tensors where the target is the model of the old vectors
+        f"{part}/{name}": tensor.clone()
+        for part, each in parts.items()
+        for name, tensor in each.items()
     }
 
 

@@ -172,9 +172,10 @@ class Run:
         Raises LimitReached where a page is too dear.
         """
         with ThreadPoolExecutor(1, "fit") as executor:
-            if self._move.maps is None and self._position["phase"] == "sweep":
-                self._make_anchors(executor)
-            self._sweep_texts()
+            if self._position["phase"] == "sweep":
+                if self._move.maps is None:
+                    self._make_anchors(executor)
+                self._sweep_texts()
             self._move.fitted.result()
 
     def _sweep_texts(self) -> None:

@@ -97,6 +97,9 @@ def test_one_of_two_collections_of_langchain_moves_and_the_other_stays(
     [found] = open_store("mine", DIM).similarity_search("text 7 of mine", k=1)
     assert found.page_content == "text 7 of mine"
     open_store("mine", DIM).add_texts(["a late text"])
+    open_store("mine", OLD_DIM).add_texts(["by the old model"])
+    assert "vector of 384 numbers, not 768" in terminal.refusal("migrate", "rollback", "mine")
+    shop.execute("DELETE FROM langchain_pg_embedding WHERE document = 'by the old model'")
     terminal.ok("migrate", "rollback", "mine")
     found = open_store("mine", OLD_DIM).similarity_search("text 7 of mine", k=41)
     assert (found[0].page_content, len(found)) == ("text 7 of mine", 41)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 import anyio
 import numpy as np
@@ -25,6 +26,7 @@ from app.errors import (
     LimitReached,
     MissingField,
     StoreChanged,
+    StoreRefused,
     StoreUnsupported,
     WrongState,
 )
@@ -35,6 +37,7 @@ from app.moves.context import open_migration
 from app.search import native_vectors
 from app.search.schemas import StoreSearchRequest
 from app.search.service import search_store
+from app.stores.pgvector.migration import PgMigration
 from app.stores.pgvector.store import PgvectorStore
 from app.stores.schemas import NewStore
 from app.stores.service import create_store
@@ -427,6 +430,19 @@ def test_a_paused_run_loses_at_most_a_batch(table: Table, endpoint: FakeEndpoint
     assert wrong_rows(moving) == {9}
     # A pause does not wait for answers: half a batch of texts may be on its way.
     assert ROWS - 2 <= len(endpoint.texts) <= ROWS - 2 + 20
+
+
+def test_a_run_that_stops_at_the_index_reads_no_row_again(
+    table: Table, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving = plan(table)
+    with monkeypatch.context() as patched:
+        patched.setattr(PgMigration, "build_index", MagicMock(side_effect=StoreRefused("full")))
+        moving.do("run")
+    assert moving.state == "paused"
+    endpoint.seen.clear()
+    moving.do("run")
+    assert (moving.state, moving.now.progress["rows"], endpoint.texts) == ("filled", ROWS, [])
 
 
 def test_texts_beyond_the_servers_limit_are_cut_and_counted(

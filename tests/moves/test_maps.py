@@ -52,6 +52,15 @@ def test_another_process_translates_alike(paired: Services) -> None:
     assert cosines.mean() > 0.8
 
 
+def test_a_target_with_the_vectors_of_the_source_has_maps(paired: Services) -> None:
+    for name in ("same", "again"):
+        create_encoder(paired, name, 6)
+    rows = {"same": some(60, 6), "again": some(60, 6)}
+    anchor_sets.create_anchor_set(paired, CONTEXT, name="twice", embeddings=rows)
+    built = build_maps(paired, CONTEXT, FitRequest("same", "again", "twice", "auto", {}))
+    assert load_maps(another_process(paired), row_of(built.digest)) is not None
+
+
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])
 def test_no_vector_stops_a_page(
     paired: Services, monkeypatch: pytest.MonkeyPatch, device: str

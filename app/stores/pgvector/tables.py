@@ -433,8 +433,8 @@ def stack_vectors(found: Sequence[Any], dim: int) -> StoreVectors:
     for place, each in enumerate(found):
         if each.dimensions() != dim:
             raise DimensionMismatch(
-                f"The column holds vectors of different dimensions; at least one has not {dim}. "
-                "Declare the dimension of the column, as `vector(384)`."
+                f"A row has a vector of {each.dimensions()} numbers, not {dim}: a client writes by "
+                "another model. Stop it, and delete such rows (`vector_dims(...)` finds them)."
             )
         vectors[place] = each.to_numpy()
     return vectors
