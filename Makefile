@@ -30,7 +30,7 @@ $(INSTALLED) $(DEMO): pyproject.toml constraints.txt clients/python/pyproject.to
 	$(if $(filter $@,$(INSTALLED)),$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS))
 	@touch $@ $(DEMO)
 
-demo: $(DEMO) ## search an index of a retired model with a new one, and judge it (half a minute)
+demo: $(DEMO) ## move a table to a new model while an application uses it (a minute)
 	$(BIN)/anchorage demo
 
 # The tests start dozens of processes. Each would compile every module again if the environment
@@ -77,7 +77,6 @@ format: $(INSTALLED) ## format the code
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
-	$(BIN)/anchorage demo --json benchmarks/results/demo.json
 	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python -m benchmarks.search --open
 	$(BIN)/python -m benchmarks.search.service

@@ -118,23 +118,9 @@ def _all(name: str, command: Any) -> Iterator[tuple[str, Any]]:
             yield inner, each
 
 
-def demo() -> str:
-    """The demo's table."""
-    from app.demo.run import OPTIONS, gain
-
-    report = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text(encoding="utf-8"))
-    rows = [["search", "needs", "nDCG@10", "gain (95 %)"]]
-    for name, (words, needs) in OPTIONS.items():
-        found = report["results"][name]
-        rows.append([words, needs, f"{found['ndcg_10']:.3f}", gain(found)])
-    return table(rows)
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "commands": commands,
-    "demo": demo,
-    "readme-demo": demo,
 }
 PAGES = (
     "README.md",

@@ -87,10 +87,6 @@ class BlobStore:
             raise _damaged(digest, of)
         return load(data)
 
-    def has(self, digest: str) -> bool:
-        """Whether the file is here, without a check of its content."""
-        return self._path(digest).is_file()
-
     def update_metrics(self) -> None:
         """Set the gauges of the file system, unless it is away."""
         with suppress(OSError):

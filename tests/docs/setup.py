@@ -20,7 +20,6 @@ from qdrant_client import QdrantClient, models
 
 from anchorage_client import Client
 from app.demo.pack import load_pack
-from app.demo.run import write_store
 from app.stores.sqlite_vec import SQLITE
 from tests.pgvector_server import pgvector_server_of_process
 from tests.stores.cases import milvus_server
@@ -105,7 +104,12 @@ def bridge(client: Client) -> None:
 def shop(client: Client, folder: Path) -> None:
     """The store `docs` in the folder `shop`, with both encoders and the anchors `bridge`."""
     bridge(client)
-    write_store(folder / "shop", load_pack(), rows=200)
+    pack = load_pack()
+    rows = [
+        {"id": row, "text": pack.sentences[500 + row], "vector": pack.old[500 + row].tolist()}
+        for row in range(200)
+    ]
+    lancedb.connect(str(folder / "shop")).create_table("questions", rows)
     about = {"kind": "lancedb", "collection": "questions", "id_field": "id", "text_field": "text"}
     client.stores.create("docs", address="shop", encoder="old", **about)
 
