@@ -32,7 +32,6 @@ from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
 from app.maths.quality.estimate import estimate, more_partitions
 from app.maths.quality.index_curves import measure_curves
-from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
@@ -137,10 +136,9 @@ def measure(
 def _bases(source: Tensor, target: Tensor, options: methods.Options, sample: Tensor) -> Any:
     held = crossfit.hold_out(METHOD, source, target, options)
     assert held is not None
-    gains = gains_of_all_anchors(METHOD, source, target, options, held)
     partitions = more_partitions(held, METHOD, source, target, options)
     return {
-        kind: measure_curves(partitions, target, rows, gains=gains)
+        kind: measure_curves(partitions, target, rows)
         for kind, rows in (("none", None), ("sample", sample))
     }
 

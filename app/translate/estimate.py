@@ -23,12 +23,11 @@ from app.maths.quality.estimate import (
     more_partitions,
 )
 from app.maths.quality.index_curves import IndexCurves, comparison_of, measure_curves
-from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.translate import fit_anchors, queries
 from app.translate.maps import ServedMap
 
 #: a report of another version is measured again
-REPORT_VERSION = 10
+REPORT_VERSION = 11
 
 #: cache size of a report
 CACHED_REPORT_BYTES = 32 * 1024
@@ -136,11 +135,8 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         if held is not None:
             comparison = comparison_of(x, y, by_product=row.options["keep_norms"])
             partitions = more_partitions(held, row.method, x, y, row.options)
-            gains = {}  # of products: their curve is one of cosines
-            if comparison == "cosine":
-                gains = gains_of_all_anchors(row.method, x, y, row.options, held)
             sample = sample_of(services, row.target)
-            basis = measure_curves(partitions, y, sample, gains=gains, comparison=comparison)
+            basis = measure_curves(partitions, y, sample, comparison=comparison)
         return {
             **facts(row),
             "anchors": count,

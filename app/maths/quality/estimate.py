@@ -15,7 +15,6 @@ from torch import Tensor
 
 from app.maths.quality.crossfit import HeldOutTranslations, hold_out
 from app.maths.quality.index_curves import (
-    CURVE_SHARE,
     FEW_NEIGHBOURS_LIFT,
     MRR_PRIOR,
     NEAREST_ERROR,
@@ -110,7 +109,7 @@ def _expect(
     curves: IndexCurves, name: Literal["recall", "mrr"], level: float, neighbours: int
 ) -> tuple[float, float]:
     """The y of the served fit at a level, and its standard error."""
-    is_recall, gain = name == "recall", curves.gains.get(name, 0.0)
+    is_recall = name == "recall"
     curve, prior = (curves.recall, RECALL_PRIOR) if is_recall else (curves.mrr, MRR_PRIOR)
     if _is_measured(curve, level, neighbours):
         value, variance = _interpolate(curve, level, neighbours, prior)
@@ -118,8 +117,7 @@ def _expect(
         tail = curves.tail if is_recall else None
         value, variance = _extrapolate(curve, level, neighbours, prior, tail)
         variance += NEAREST_ERROR**2 if neighbours == 1 else 0.0
-    value += prior.gain + CURVE_SHARE * (-abs(gain) if is_recall else gain)
-    return value, (variance + prior.gain_error**2 * 300.0 / curves.anchors) ** 0.5
+    return value + prior.gain, (variance + prior.gain_error**2 * 300.0 / curves.anchors) ** 0.5
 
 
 def _is_measured(curve: MeasuredCurve, level: float, neighbours: int) -> bool:

@@ -32,7 +32,7 @@ The coefficients have normal priors, which were fitted to other data (docs/resul
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -109,9 +109,6 @@ class CurvePrior(NamedTuple):
 RECALL_PRIOR = CurvePrior((0.4, 0.24), (0.35, 0.08), 0.04, 2.0, -0.022, 0.05)
 MRR_PRIOR = CurvePrior((-1.5, 0.07), (0.2, 0.03), 0.025, 1.2, 0.2, 0.09)
 
-#: The share of the learning curve's gain that the served fit shows, added to the prior's.
-CURVE_SHARE = 0.2
-
 #: The error of y that the priors do not know: of the nearest item alone, beyond the measured
 #: levels.
 NEAREST_ERROR = 0.12
@@ -143,8 +140,6 @@ class IndexCurves:
     anchors      k of the served fit
     tail         (L, E) of the native scores
     recall, mrr  the curves
-    gains        of the served fit over held-out fits (`gains_of_all_anchors`), in y of recall and
-                 MRR; {}: those of the priors alone
     comparison   of the vectors, all of one length by cosine
     """
 
@@ -152,7 +147,6 @@ class IndexCurves:
     tail: tuple[list[float], list[float]]
     recall: MeasuredCurve
     mrr: MeasuredCurve
-    gains: Mapping[str, float]
     comparison: Comparison = "cosine"
 
 
@@ -189,7 +183,6 @@ def measure_curves(
     target: Float64[Tensor, "k dy"],
     sample: Tensor | None = None,
     *,
-    gains: Mapping[str, float],
     comparison: Comparison = "cosine",
 ) -> IndexCurves:
     """The curves of a translator from held-out translations of its anchors, one or more partitions
@@ -197,8 +190,7 @@ def measure_curves(
 
     target  (k, d_y) raw anchors; sample (m, d_y): vectors of the store, in the same units, which
             are searched too
-    gains, comparison  as of the curves; by products the sample, which is not translated, does not
-            count
+    comparison  by products the sample, which is not translated, does not count
     Copies of anchors in the sample are left out, because they are the anchors' own items: a query
     would find its item twice, and other items would be some that its fit has seen.
     """
@@ -233,7 +225,6 @@ def measure_curves(
         _tail(native[counted], store),
         overlaps.curve(counted),
         _mrr_curve(torch.stack(ranks)[:, counted].cpu(), overlaps.size),
-        gains,
         comparison,
     )
 

@@ -14,7 +14,6 @@ from app.maths.quality.estimate import (
     more_partitions,
 )
 from app.maths.quality.index_curves import IndexCurves, comparison_of, measure_curves
-from app.maths.quality.learning_curve import gains_of_all_anchors
 from app.maths.quality.metrics import unit
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
@@ -43,8 +42,7 @@ def basis_of(anchors: int, sample: int = 0, seed: int = 0) -> IndexCurves:
     held = hold_out("graded", x, y, options)
     partitions = more_partitions(held, "graded", x, y, options)
     store = cloud(99, sample)[1] if sample else None
-    gains = gains_of_all_anchors("graded", x, y, options, held)
-    return measure_curves(partitions, y, store, gains=gains)
+    return measure_curves(partitions, y, store)
 
 
 def found(anchors: int, size: int, seed: int = 0):
@@ -95,7 +93,7 @@ def test_anchors_in_a_sample_are_not_searched():
     copies = torch.cat([y[:50].float(), y[50:].half().float()])
 
     def curves(sample: torch.Tensor | None) -> IndexCurves:
-        return measure_curves([held], y, sample, gains={})
+        return measure_curves([held], y, sample)
 
     assert curves(torch.cat([store, copies])) == curves(store)
     assert curves(copies) == curves(None)
