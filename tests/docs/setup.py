@@ -14,9 +14,12 @@ import numpy as np
 import psycopg
 import sqlite_vec
 import torch
+from langchain_core.embeddings import Embeddings
+from langchain_postgres import PGVector
 from pgvector.psycopg import register_vector
 from pymilvus import MilvusClient
 from qdrant_client import QdrantClient, models
+from sqlalchemy import NullPool, create_engine
 
 from anchorage_client import Client
 from app.demo.pack import load_pack
@@ -81,6 +84,22 @@ def questions(client: Client, folder: Path) -> None:
     """The reader's table: questions with vectors of a model that does not run any more."""
     pack = load_pack()
     table("questions", pack.sentences[:60], pack.old[:60].numpy())
+
+
+def langchain(client: Client, folder: Path) -> None:
+    """A collection of LangChain: the same questions, more of them."""
+
+    class Old(Embeddings):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return load_pack().old[: len(texts)].tolist()
+
+        def embed_query(self, text: str) -> list[float]:
+            raise NotImplementedError  # the model does not run any more
+
+    url = pgvector_server_of_process().url.replace("postgresql:", "postgresql+psycopg:")
+    engine = create_engine(url, poolclass=NullPool)
+    store = PGVector(Old(), connection=engine, collection_name="docs", pre_delete_collection=True)
+    store.add_texts(load_pack().sentences[:200])
 
 
 def client_page(client: Client, folder: Path) -> None:
@@ -201,6 +220,7 @@ def articles(client: Client, folder: Path) -> None:
 SETUP: dict[str, Callable[[Client, Path], None]] = {
     "README.md": questions,
     "docs/how-to/retired-model.md": questions,
+    "docs/how-to/langchain.md": langchain,
     "docs/how-to/pgvector.md": articles,
     "docs/how-to/qdrant.md": qdrant,
     "docs/how-to/chroma.md": lambda _, folder: collection(
@@ -216,8 +236,8 @@ SETUP: dict[str, Callable[[Client, Path], None]] = {
     "docs/how-to/clients.md": partial(texts, names=["old", "new"]),
     "docs/how-to/cost.md": shop,
     "docs/how-to/migrate.md": movable,
-    "docs/how-to/name.md": movable,
+    "docs/how-to/name.md": moved,
     "docs/how-to/no-texts.md": movable,
     "docs/how-to/roll-back.md": moved,
-    "docs/how-to/search-a-store.md": shop,
+    "docs/how-to/search-a-store.md": questions,
 }

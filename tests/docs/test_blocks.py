@@ -1,7 +1,7 @@
 """Every block of code in the pages runs, in order, against a service of the page's own.
 
 - sh blocks run in bash, python blocks share one namespace, and localhost:8080 is that service.
-- text blocks are output or illustrations.
+- text blocks are output or illustrations, and a question gets the answer `y`.
 - `<!--- skip: next "reason" -->` above a block keeps it from running.
 """
 
@@ -20,6 +20,7 @@ import httpx2
 import psycopg
 import pytest
 import yaml
+from langchain_postgres import PGVector
 from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
@@ -47,10 +48,13 @@ PAGES = [
 FIRST = {
     "README.md",
     "docs/tutorial.md",
-    *(f"docs/how-to/{name}.md" for name in ("classifier", "migrate", "pgvector", "search-a-store")),
+    *(
+        f"docs/how-to/{name}.md"
+        for name in ("classifier", "langchain", "migrate", "search-a-store")
+    ),
 }
 #: the databases of a page's reader
-DATABASE = "postgresql://app:secret@localhost:5432/shop"
+DATABASE = "://app:secret@localhost:5432/shop"
 MILVUS = "http://localhost:19530"
 #: the addresses of stores in a page, in the folder `/srv` of the reader
 STORES = re.compile(r"\bANCHORAGE_STORES='(.*?)'")
@@ -72,6 +76,7 @@ class Page:
             ["bash", "-e", "-o", "pipefail", "-c", f". ./state\n{text}\n{KEPT}"],
             cwd=self.folder,
             env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            input="y\n" * 9,
             capture_output=True,
             text=True,
             timeout=120,
@@ -95,7 +100,7 @@ def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     folder = tmp_path / "page"
     folder.mkdir()
     if DATABASE in text:
-        text = text.replace(DATABASE, pgvector_server_of_process().url)
+        text = text.replace(DATABASE, pgvector_server_of_process().url.removeprefix("postgresql"))
     if MILVUS in text:
         text = text.replace(MILVUS, milvus_server.shared_server())
     text = text.replace("/srv/", f"{folder}/")
@@ -105,6 +110,7 @@ def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
         address = ":".join(map(str, listen(max_vectors=16_384, stores=stores)))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("ANCHORAGE_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("ANCHORAGE_URL", f"http://{address}")
     monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
     copy = folder / "page.md"
     copy.write_text(text.replace("localhost:8080", address), encoding="utf-8")
@@ -127,6 +133,8 @@ def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
         for value in document.namespace.values():
             if isinstance(value, httpx2.Client | psycopg.Connection | Client):
                 value.close()
+            elif isinstance(value, PGVector):
+                value._engine.dispose()
 
 
 @pytest.mark.parametrize("name", PAGES)

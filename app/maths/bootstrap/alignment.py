@@ -7,7 +7,7 @@
    but only one right one.
 3. The mean of both maps is refined on the whole pools, and pairs are made: rows of x, and the mean
    of their neighbours in y.
-docs/explanation/decisions.md says what it achieves.
+docs/explanation/architecture.md says what it achieves.
 
 The orthogonal map between two pools, refined by the neighbours that it finds.
 
