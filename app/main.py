@@ -64,14 +64,16 @@ RESOURCES = (
 )
 
 DESCRIPTION = """
-Changes the embedding model of an index without embedding it again: search the old vectors with the
-new model, and migrate them in place. It translates between encoders by a few hundred *parallel
-anchors*: the same items embedded by each.
+Moves a vector store to a new embedding model: every row gets a new vector while clients read and
+write, and a rollback is one call.
 
-1. Name both encoders with `POST /encoders`.
-2. Upload the anchors' embeddings by each with `POST /anchor-sets`.
-3. Connect the index with `POST /stores`, and search it with `POST /stores/{name}/search`.
-4. Ask `POST /advice` what to do with it, and move it with `POST /migrations`.
+1. Name both encoders with `POST /encoders`, and connect the store with `POST /stores`.
+2. Plan with `POST /migrations`: rows, tokens, price, time. Nothing is written yet.
+3. `run`, `verify` and `cutover` the migration; `rollback` undoes that, until `finish`.
+
+To search the old vectors with the new model before that (`POST /stores/{name}/search`), and where
+the texts are gone, it translates by *anchors*, items that both encoders have embedded (`POST
+/anchor-sets`). `POST /advice` says which option is worth what.
 
 Errors are `application/problem+json` with a stable `code`. [This page](/docs/errors) explains
 each code.

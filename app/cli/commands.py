@@ -9,16 +9,19 @@ import typer
 from app import __version__
 from app.cli import database, demo, encoders, keys, migrate, serve, stores, translate
 
+#: groups of the help, after the commands that change the model of a store
+SERVICE, OTHERS = "Run the service", "Files, and a demo"
+
 cli = typer.Typer(no_args_is_help=True)
-cli.command()(serve.serve)
-cli.command()(serve.worker)
-cli.command()(translate.translate)
-cli.command()(demo.demo)
-cli.add_typer(encoders.cli, name="encoders")
-cli.add_typer(stores.cli, name="stores")
+cli.command(rich_help_panel=SERVICE)(serve.serve)
+cli.command(rich_help_panel=SERVICE)(serve.worker)
+cli.command(rich_help_panel=OTHERS)(translate.translate)
+cli.command(rich_help_panel=OTHERS)(demo.demo)
 cli.add_typer(migrate.cli, name="migrate")
-cli.add_typer(keys.cli, name="keys")
-cli.add_typer(database.cli, name="db")
+cli.add_typer(stores.cli, name="stores")
+cli.add_typer(encoders.cli, name="encoders")
+cli.add_typer(keys.cli, name="keys", rich_help_panel=SERVICE)
+cli.add_typer(database.cli, name="db", rich_help_panel=SERVICE)
 
 
 def _print_version(wanted: bool) -> None:
@@ -36,4 +39,4 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Translate embeddings between encoders."""
+    """Move a vector store to a new embedding model: every row gets a new vector."""

@@ -40,13 +40,13 @@ INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 #: The groups of calls, in the order in which a reader needs them, and their descriptions.
 TAGS = {
+    "Migrate": "Give every row of a store a vector of another encoder, and go back. Begin with "
+    "`POST /migrations`, which plans and writes nothing.",
     "Search an old index": "Search vectors of an old encoder with the new one: in a store that "
     "the service reads (`POST /stores`, then `POST /stores/{name}/search`), or among candidates "
     "that you send (`POST /rescore`).",
     "Decide": "What to do with an index after a change of encoder, by estimate or on judged "
     "queries. Begin with `POST /advice`.",
-    "Migrate": "Move a store to the new encoder in place, and back. Begin with `POST "
-    "/migrations`, which plans and writes nothing.",
     "Translate": "Vectors of one encoder in the space of another (`POST /translate`), relative "
     "vectors (`POST /relative`), and the fitted translators with their reports.",
     "Classify": "Classifiers and decoders that outlive their encoder. Register one with `POST "
