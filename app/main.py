@@ -73,10 +73,7 @@ write, and a rollback is one call.
 
 To search the old vectors with the new model before that (`POST /stores/{name}/search`), and where
 the texts are gone, it translates by *anchors*, items that both encoders have embedded (`POST
-/anchor-sets`). `POST /advice` says which option is worth what.
-
-Errors are `application/problem+json` with a stable `code`. [This page](/docs/errors) explains
-each code.
+/anchor-sets`). Errors are `application/problem+json`: [this page](/docs/errors) explains each code.
 """
 
 #: threads for files of pages, which need no key and are not counted at the door
