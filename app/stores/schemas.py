@@ -152,8 +152,8 @@ class SpaceOut(BaseModel):
         "A few rows always do; above 0.05, a model may have changed under its name."
     )
     foreign: list[str | int] = Field(
-        description="Ids of the first 20 compared rows that do not look like the store's encoder, "
-        "the least similar first."
+        description="Ids of the first 20 compared rows that look like another encoder, or like "
+        "none where `unlike` is above 0.05; the least similar to the store's encoder first."
     )
 
 

@@ -106,8 +106,9 @@ class SpaceMatch:
     encoders   the compared encoders, the likeliest first
     rows       number of rows that were compared
     unlike     share of them that look like none of the encoders
-    foreign    rows of the sample that look like another encoder, or like none, the least like the
-               expected one first; () unless the others are like the expected one
+    foreign    rows of the sample that look like another encoder, or like none where those are more
+               than in a good store, the least like the expected one first; () unless the others are
+               like the expected one
     """
 
     verdict: SpaceVerdict
@@ -162,9 +163,11 @@ def match_space(
     if own is not None:
         mine = owner == list(compared).index(expected)
         if bool(mine.any()) and float(own.shares[mine].mean()) >= LIKE:
+            few = FEWEST_ROWS / len(rows)
+            is_foreign = ~mine if unlike >= max(UNUSUAL_SHARE, few) else ~mine & (owner >= 0)
             order = own.shares.argsort(stable=True)
-            foreign = tuple(places[order[~mine[order]]].tolist())
-            least = max(LEAST_SHARE, FEWEST_ROWS / len(rows))
+            foreign = tuple(places[order[is_foreign[order]]].tolist())
+            least = max(LEAST_SHARE, few)
             several = any(share >= least for name, share in shares.items() if name != expected)
             if (several or unlike >= MIXED_SHARE) and shares[expected] >= LEAST_EXPECTED:
                 verdict = "mixed"

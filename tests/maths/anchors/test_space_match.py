@@ -81,7 +81,7 @@ def test_rows_of_another_encoder_are_told_apart() -> None:
     assert len({*range(301)} & {*match.foreign}) <= 3
     few = match_space(mixed(2, 1), ANCHORS, "e0")
     assert few.verdict == "matches"
-    assert {301, 302} <= set(few.foreign)
+    assert set(few.foreign) == {301, 302}
 
 
 def test_rows_of_an_encoder_without_anchors_are_unlike_all() -> None:
@@ -89,6 +89,8 @@ def test_rows_of_an_encoder_without_anchors_are_unlike_all() -> None:
     assert match.verdict == "matches"
     assert 0.07 < match.unlike < 0.1
     assert len({*range(301, 331)} & {*match.foreign}) >= 28
+    few = match_space(mixed(2, 7), ANCHORS, "e0")
+    assert (few.unlike > 0, few.foreign) == (True, ())  # as in a good store
 
 
 def test_a_version_of_an_encoder_makes_no_mixture() -> None:
