@@ -106,10 +106,12 @@ def take_step(
 
 
 def migration_values(request: Request, services: Services, row: StoreRow) -> dict[str, Any]:
-    """Returns what the template `store_migration.html` shows: the last migration of a store."""
-    move = next(
-        iter(migrations.list_migrations(services, row.project, store=row.name, limit=1)), None
-    )
+    """Returns what the template `store_migration.html` shows: the migration that made a store what
+    it is. One that was abandoned changed nothing.
+    """
+    moves = migrations.list_migrations(services, row.project, store=row.name)
+    kept = (each for each in moves if each.state != MigrationState.abandoned)
+    move = next(kept, moves[0] if moves else None)
     with services.db.transaction() as session:
         names = aliases_of(session, row)
         encoders = resources.encoders_but(session, row.project, EncoderKind.external)
@@ -120,7 +122,7 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
         left.add(move.row.plan["source"])
     pairs = [
         {"target": each.encoder.name, "anchor_set": each.anchor_set.name}
-        for each in spaces
+        for each in sorted(spaces, key=lambda each: -each.anchor_set.size)
         if each.anchor_set_id in own and each.encoder.name not in left
     ]
     encoder = row.encoder
@@ -129,6 +131,7 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
     values = {
         "move": move,
         "active": move is not None and move.row.ended_at is None,
+        "later": moves[0] if moves and moves[0] != move else None,
         "encoder": encoder,
         "first": None,
         "others": [],

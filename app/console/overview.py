@@ -38,7 +38,7 @@ def show_overview(request: Request, services: Svc, project: Reads) -> Response:
         ]
     moves: dict[str, MigrationStatus] = {}
     for move in list_migrations(services, project, limit=MAX_STORES):
-        if move.row.ended_at is None:
+        if move.state != MigrationState.abandoned:
             moves.setdefault(move.row.store.name, move)
     return render(
         request,

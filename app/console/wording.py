@@ -8,6 +8,7 @@ from typing import NamedTuple
 from app.console.formats import duration
 from app.maths.relevance.advice import AdvisedOption, Certainty
 from app.moves.service import MigrationStatus
+from app.stores.registry import has_cutover
 from app.types import JobState, MigrationState
 
 #: what each option of the advice means
@@ -42,8 +43,11 @@ MIGRATION_STATES: dict[MigrationState, tuple[str, str]] = {
         "good",
     ),
     MigrationState.rolled_back: ("Clients see the old vectors again. The new ones are kept.", ""),
-    MigrationState.finished: ("The store belongs to the new encoder.", "good"),
-    MigrationState.abandoned: ("The new vectors are deleted. The store is as it was.", ""),
+    MigrationState.finished: (
+        "The store has the vectors of the new encoder alone. Nothing is left to do.",
+        "good",
+    ),
+    MigrationState.abandoned: ("The store is as it was before this migration.", ""),
 }
 
 #: what a job does in each phase
@@ -52,6 +56,7 @@ PHASES: dict[str, str] = {
     "checksum": "Everything but the vectors is counted, to compare it later.",
     "anchors": "Rows from all over the store are embedded first, so that searches by the new "
     "encoder work meanwhile.",
+    "changes": "Rows that clients wrote meanwhile get their vectors.",
     "index": "The index of the new vectors is built.",
 }
 
@@ -68,7 +73,7 @@ WORKS: dict[str, str] = {
 #: what the problems that a reader can mend are called here, by their codes
 PROBLEMS: dict[str, str] = {
     "limit-reached": "The limit is reached.",
-    "encoder-unavailable": "The encoder does not answer.",
+    "encoder-unavailable": "The encoder gives no vectors.",
     "store-full": "The store has no room left.",
     "store-unavailable": "The store does not answer.",
 }
@@ -80,6 +85,8 @@ def say_state(move: MigrationStatus) -> str:
         if move.row.ended_at is None and len(move.next) == 1:
             button = CALLS[move.next[0]].button
             return f"{button} was interrupted. Press it again to complete it."
+        if move.state == MigrationState.finished and not has_cutover(move.row.store.kind):
+            return "Both vectors are there. " + FINISH_EMBEDDED.effect.partition(". ")[2]
         said = MIGRATION_STATES[move.state][0]
         return f"{said} {SETTLING}" if move.progress["phase"] == "settling" else said
     if move.job.state != JobState.running:
@@ -98,7 +105,7 @@ def say_problem(move: MigrationStatus) -> tuple[str, str] | None:
     if error is None or move.row.ended_at is not None:
         return None
     title = PROBLEMS.get(error["code"], f"It stopped: {error['code']}.")
-    return title, error["detail"].replace("`max_price`", "the limit")
+    return title, error["detail"]
 
 
 class CallWords(NamedTuple):
@@ -163,6 +170,7 @@ CALLS: dict[str, CallWords] = {
 #: what an error says of the API, and what these pages say
 OWN_WORDS = {
     "`price_per_million_tokens`": "“Price of a million tokens”",
+    "more than `max_price`": "more than the limit",
     "`max_price`": "“Pause before it costs more than”",
     "send `force_space: true`": "use `anchorage migrate plan --force-space`",
     "send `fill: translate`": "translate the vectors",
@@ -194,8 +202,8 @@ def button_of(words: CallWords, state: MigrationState) -> str:
 #: `finish` of a store without a cutover
 FINISH_EMBEDDED = CallWords(
     "Finish",
-    "The migration is forgotten here. The store keeps both vectors and its encoder; the "
-    "application opens the new vectors.",
+    "The migration ends here. Both vectors stay, and your application opens the new ones. This "
+    "store keeps the old ones and their encoder: connect the new ones under another name.",
     asks=True,
 )
 

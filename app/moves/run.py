@@ -248,8 +248,8 @@ class Run:
             spent, row = self._position["tokens"] * price / 1e6, self._held.row
             self._limit = LimitReached(
                 f"The next rows would cost more than `max_price`: {money(spent)} of {money(most)} "
-                f"are spent, {of_plan(spent, row.plan)}. Raise `max_price`, for all rows to "
-                f"{money(price_of_all(row) or 0.0)}, and continue.",
+                f"are spent, {of_plan(spent, row.plan)}. Raise `max_price` to "
+                f"{money(price_of_all(row) or 0.0)} for all rows, and continue.",
                 field="max_price",
             )
             return False
@@ -272,6 +272,8 @@ class Run:
         position, found = self._write(page, made)
         if page.cursor is None:
             position["phase"] = "index"
+        elif position["rows"] >= position["total"]:  # clients have added rows
+            position["total"] = max(self._move.store.facts().rows, position["rows"])
         self._save(position, found=found)
         self._ahead -= len(page.ids)
         self._report("sweep")
@@ -299,6 +301,7 @@ class Run:
         return position, found
 
     def _index(self) -> None:
+        self._report("changes")
         self._drain()
         self._report("index")
         self._move.migration.build_index()
@@ -308,13 +311,14 @@ class Run:
         self._held.save(position=self._position, state=MigrationState.filled, error=None)
 
     def _drain(self) -> None:
-        applied = 0
+        before = applied = self._position["applied"]
         for count in self._move.drain(after_cutover=False):
             applied += count
+            self._position = {**self._position, "applied": applied}
             self._report(self._facts["phase"])
         self._drained_at = time.monotonic()
-        if applied:
-            self._save({**self._position, "applied": self._position["applied"] + applied})
+        if applied > before:
+            self._save(self._position)
 
     def _wait(self, ends: float) -> None:
         while (left := ends - time.monotonic()) > 0:
@@ -341,6 +345,7 @@ class Run:
         self._facts["rows_per_second"] = rate and round(rate, 1)
         left = max(0, total - rows)
         self._facts["eta_s"] = round(left / rate, 1) if rate and rate > 0 else None
+        self._facts["applied"] = self._position.get("applied", 0)
         tokens = self._position.get("tokens", 0) + self._move.usage.counts["tokens"]
         self._facts["tokens"] = tokens
         if (price := self._limits.get("price_per_million_tokens")) is not None:

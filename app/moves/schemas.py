@@ -87,9 +87,9 @@ class MigrationProgress(BaseModel, extra="allow"):
 
     phase: str | None = Field(
         description="What the job does: `prepare`, `anchors`, `sweep`, `waiting` for the encoder, "
-        "`index`, `filled`, or a step of a verification. `settling`: for some seconds after a "
-        "cutover or a rollback, rows that clients wrote around it get their final vectors. Null "
-        "before a run."
+        "`changes` that clients wrote meanwhile, `index`, `filled`, or a step of a verification. "
+        "`settling`: for some seconds after a cutover or a rollback, rows that clients wrote "
+        "around it get their final vectors. Null before a run."
     )
     waiting: dict[str, Any] | None = Field(
         None,
@@ -112,6 +112,7 @@ class MigrationProgress(BaseModel, extra="allow"):
     )
     encoded: int = Field(description="Rows with the target's own vector of their text.")
     skipped: int = Field(description="Rows without a new vector.")
+    applied: int = Field(description="Writes of clients that reached the other vectors.")
     tokens: int = Field(description="Tokens that were embedded.")
     truncated: int = Field(description="Texts that the target read only in part.")
     spent: float | None = Field(

@@ -44,7 +44,7 @@ CALL_STATES: dict[str, tuple[MigrationState, ...]] = {
 ACTIONS = ("run", "verify", "sync")
 
 #: what the position counts beside rows
-COUNTED = ("encoded", "skipped", "tokens", "truncated")
+COUNTED = ("encoded", "skipped", "applied", "tokens", "truncated")
 
 #: the calls that only a store with a cutover has
 CUTOVER_CALLS = ("sync", "cutover", "rollback")

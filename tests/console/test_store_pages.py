@@ -126,7 +126,12 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert planned.client.post(f"{PAGE}/steps/finish", data=wrong).status_code == 422
     page = press(planned, "finish", name="docs")
     assert enabled(page) == []
-    assert re.search(r"The store belongs to the new encoder.*<details><summary", page, re.DOTALL)
+    assert "vectors of the new encoder alone. Nothing is left to do." in page
+    assert "Nothing is left to do." in planned.client.get("/console").text
+    planned.client.post(f"{PAGE}/plan", data={"target": "old@items"})
+    page = press(planned, "abandon")  # which leaves the store as the first has made it
+    assert "Nothing is left to do." in page
+    assert "A later migration to <code>old</code> was abandoned" in page
 
 
 def test_limits_of_a_form_are_numbers_and_are_kept(planned: Shop) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from app.console.formats import disk, money
 from app.console.overview import next_call
-from app.console.wording import CALLS, button_of, say_problem, say_state
+from app.console.wording import CALLS, button_of, in_own_words, say_problem, say_state
 from app.db.tables import EncoderRow, JobRow, MigrationRow, StoreRow, now
 from app.moves.service import MigrationStatus
 from app.types import JobState, MigrationState
@@ -48,10 +48,11 @@ PASSED = {"verify": {"passed": True}}
         (move("filled", found=PASSED), "cutover", "Clients still see the old ones."),
         (move("cut-over", found=PASSED), None, "Roll back shows the old vectors again"),
         (move("rolled-back", found=PASSED), "cutover", "Clients see the old vectors again."),
-        (move("finished", ended_at=now()), None, "belongs to the new encoder"),
+        (move("finished", ended_at=now()), None, "Nothing is left to do."),
         (move("filled", position={"step": "cutover"}), "cutover", "Cut over was interrupted."),
         (move("cut-over", position={"step": "rollback"}), "rollback", "Roll back was interrupted."),
         (move("running", working("run", "sweep")), None, "Rows get new vectors"),
+        (move("running", working("run", "changes")), None, "Rows that clients wrote meanwhile"),
         (move("running", working("run", "anchors")), None, "Rows from all over the store"),
         (move("running", working("run", "waiting", **AWAY)), None, WAITS),
         (move("cut-over", position={"window": {"until": 1.0}}), None, "final vectors"),
@@ -72,9 +73,11 @@ def test_each_state_has_a_sentence_and_at_most_one_next_call(
 
 def test_what_stopped_a_migration_says_what_to_do() -> None:
     reached = move("paused", error={"code": "limit-reached", "detail": "Raise `max_price`."})
-    assert say_problem(reached) == ("The limit is reached.", "Raise the limit.")
+    assert say_problem(reached) == ("The limit is reached.", "Raise `max_price`.")
+    said = in_own_words("The next rows would cost more than `max_price`. Raise `max_price` to 3.")
+    assert said.endswith("more than the limit. Raise “Pause before it costs more than” to 3.")
     away = move("paused", error={"code": "encoder-unavailable", "detail": "It stays away."})
-    assert say_problem(away) == ("The encoder does not answer.", "It stays away.")
+    assert say_problem(away) == ("The encoder gives no vectors.", "It stays away.")
     other = move("paused", error={"code": "internal", "detail": "the log says why"})
     assert say_problem(other) == ("It stopped: internal.", "the log says why")
     assert say_problem(move("paused")) is None
