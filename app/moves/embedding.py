@@ -196,13 +196,13 @@ def make_anchors(
     embedder: Embedder,
     may_pay: Callable[[Sequence[str | None]], bool],
     keep_pace: Callable[[Sequence[str | None]], None],
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[int], None],
     leave_out: bool,
 ) -> str | None:
     """Make anchors of rows spread over the store, for the maps of the migration; return their name.
 
     keep_pace    waits until some texts may be sent
-    on_progress  told how many texts are embedded, and of how many
+    on_progress  told how many texts are embedded
     leave_out    see `encode_many`
 
     Searches, rows without a text, and the way back use them. A limit of the price makes them fewer,
@@ -226,7 +226,7 @@ def make_anchors(
         parts: list[EmbeddedRows] = []
 
         def hear(done: int) -> None:
-            on_progress(min(len(parts) * size + done, len(texts)), len(texts))
+            on_progress(min(len(parts) * size + done, len(texts)))
 
         for first in range(0, len(texts), size):  # a kill loses no more than these
             some = texts[first : first + size]

@@ -211,7 +211,6 @@ class Run:
         )
         name = wait_for_encoder(self._move.row.target, make, self._pause)
         self._expected.clear()
-        self._facts |= {"anchors_made": None, "anchors_wanted": None}
         self._save(self._position)
         if self._limit is not None:
             raise self._limit
@@ -219,8 +218,7 @@ class Run:
             fitted = executor.submit(fit_maps, self._services, self._held, name)
             self._move = replace(self._move, fitted=fitted)
 
-    def _hear_anchors(self, done: int, of: int) -> None:
-        self._facts |= {"anchors_made": done, "anchors_wanted": of}
+    def _hear_anchors(self, done: int) -> None:
         self._save({**self._position, "anchors": max(done, self._position.get("anchors", 0))})
         self._report("anchors")
 
@@ -331,10 +329,8 @@ class Run:
 
     def _report(self, phase: str) -> None:
         """Tell the client how far the run is."""
-        self._facts["ahead"] = max(
-            0, self._ahead
-        )  # a page is written whole, perhaps after a minute
-        rows = embedded_rows(self._position, self._facts["ahead"])
+        # A page is written whole, perhaps after a minute.
+        rows = embedded_rows(self._position, max(0, self._ahead))
         total = self._position.get("total", 0)
         self._facts["phase"] = phase
         away = self._away if phase == "waiting" else None

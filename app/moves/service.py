@@ -94,8 +94,9 @@ class MigrationStatus:
         """Return rows, of, rows_per_second, eta_s and phase, and what else the job reports."""
         facts = dict(self.job.progress) if self.is_busy and self.job is not None else {}
         position = self.row.position
-        rows, total = position.get("rows", 0), position.get("total") or self.row.plan.get("rows")
-        rows = max(rows, min(embedded_rows(position, facts.pop("ahead", 0)), total or 0))
+        total = position.get("total") or self.row.plan.get("rows")
+        # The job counts what it has embedded and not yet written; it is older than the position.
+        rows = max(embedded_rows(position, 0), min(facts.get("done", 0), total or 0))
         counts = {name: position.get(name, 0) for name in COUNTED}
         price = self.row.plan["limits"]["price_per_million_tokens"]
         # Clients see vectors that a switch has translated until their texts are embedded.

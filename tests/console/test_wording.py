@@ -71,6 +71,12 @@ def test_each_state_has_a_sentence_and_at_most_one_next_call(
     assert next_call(status) == call
 
 
+def test_rows_that_are_written_are_not_counted_as_ahead_again() -> None:
+    job = working("run", "sweep", done=1600)  # older than the position
+    position = {"phase": "sweep", "rows": 1500, "total": 2000}
+    assert move("running", job, position=position).progress["rows"] == 1600
+
+
 def test_what_stopped_a_migration_says_what_to_do() -> None:
     reached = move("paused", error={"code": "limit-reached", "detail": "Raise `max_price`."})
     assert say_problem(reached) == ("The limit is reached.", "Raise `max_price`.")

@@ -574,7 +574,7 @@ def test_anchors_are_kept_batch_by_batch(
     moving.work()
     assert len(endpoint.texts) == ROWS - 2
     progress = moving.now.progress
-    assert (progress["anchors_made"], progress["anchors_wanted"]) == (ROWS, ROWS)
+    assert (progress["phase"], progress["rows"]) == ("anchors", ROWS)
     assert progress["tokens"] > ROWS
     monkeypatch.undo()
     digests = [native_vectors.digest_of(text) for text in endpoint.texts]

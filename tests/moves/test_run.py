@@ -20,7 +20,7 @@ from app.jobs import submission
 from app.moves import service as migrations
 from app.moves import steps
 from app.moves.context import open_migration
-from app.moves.run import COUNTS
+from app.moves.run import COUNTS, Run
 from app.types import JobKind, JobState
 from tests.helpers import CONTEXT, again, alter
 from tests.moves.moving import NEW_DIM, ROWS, Moving, expected, old_vectors, same
@@ -38,6 +38,26 @@ def test_a_run_gives_every_row_a_new_vector_and_changes_no_old_one(moving: Movin
     assert moving.now.row.found["before"]["rows"] == ROWS
     assert moving.now.progress["rows"] == moving.now.progress["total"] == ROWS
     assert moving.now.next == ["verify", "sync", "abandon", "run"]
+
+
+def test_rows_that_clients_write_during_a_run_move_its_counts(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int, int]] = []
+    report = Run._report
+
+    def write_and_report(run: Run, phase: str) -> None:
+        if phase == "sweep" and "sweep" not in [each[0] for each in seen]:
+            moving.insert(3, old_vectors(2, 30))
+            moving.insert(ROWS, old_vectors(40, 31))
+        report(run, phase)
+        seen.append((phase, run._facts["applied"], run._position.get("total", 0)))
+
+    monkeypatch.setattr(Run, "_report", write_and_report)
+    moving.do("run")
+    assert ("changes", 0, ROWS + 40) in seen
+    assert max(applied for phase, applied, _ in seen if phase == "changes") >= 2
+    assert moving.now.progress["applied"] >= 2
 
 
 def test_rows_without_a_direction_are_named(begin: Callable[..., Moving]) -> None:
