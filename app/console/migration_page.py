@@ -119,7 +119,7 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
     own = {each.anchor_set_id for each in spaces if each.encoder_id == row.encoder_id}
     left = {row.encoder.name}
     if move is not None and move.state == MigrationState.finished:  # there is no way back
-        left.add(move.row.plan["source"])
+        left |= {move.row.plan["source"], move.row.target.name}
     pairs = [
         {"target": each.encoder.name, "anchor_set": each.anchor_set.name}
         for each in sorted(spaces, key=lambda each: -each.anchor_set.size)

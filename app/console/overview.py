@@ -40,9 +40,11 @@ def show_overview(request: Request, services: Svc, project: Reads) -> Response:
     for move in list_migrations(services, project, limit=MAX_STORES):
         if move.state != MigrationState.abandoned:
             moves.setdefault(move.row.store.name, move)
+    listed = services.stores.addresses.items()
     return render(
         request,
         "overview.html",
+        addresses=[name for name, each in listed if project in each.projects],
         stores=stores,
         changed=changed,
         check_tones=wording.CHECK_TONES,

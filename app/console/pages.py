@@ -55,6 +55,7 @@ def render(
         caller=getattr(request.state, "context", None),
         needs_key=request.app.state.keys is not None,
         version=__version__,
+        url=url,
         at_url="" if url in COMMANDS_URLS else f" --url {url}",
         **values,
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from app.console.formats import duration
 from app.maths.relevance.advice import AdvisedOption, Certainty
 from app.moves.service import MigrationStatus
-from app.stores.registry import has_cutover
+from app.stores.registry import EMBEDDED, has_cutover
 from app.types import JobState, MigrationState
 
 #: what each option of the advice means
@@ -86,7 +86,8 @@ def say_state(move: MigrationStatus) -> str:
             button = CALLS[move.next[0]].button
             return f"{button} was interrupted. Press it again to complete it."
         if move.state == MigrationState.finished and not has_cutover(move.row.store.kind):
-            return "Both vectors are there. " + FINISH_EMBEDDED.effect.partition(". ")[2]
+            place, id_ = EMBEDDED[move.row.store.kind], move.row.id[:8]
+            return f"Your application opens the new {place}, whose name has {id_}. {KEPT_EMBEDDED}"
         said = MIGRATION_STATES[move.state][0]
         return f"{said} {SETTLING}" if move.progress["phase"] == "settling" else said
     if move.job.state != JobState.running:
@@ -199,11 +200,16 @@ def button_of(words: CallWords, state: MigrationState) -> str:
     return "Continue" if is_continued else words.button
 
 
+#: what a store without a cutover is after `finish`
+KEPT_EMBEDDED = (
+    "This store keeps the old vectors: to search the new ones here, connect them as another store."
+)
+
 #: `finish` of a store without a cutover
 FINISH_EMBEDDED = CallWords(
     "Finish",
-    "The migration ends here. Both vectors stay, and your application opens the new ones. This "
-    "store keeps the old ones and their encoder: connect the new ones under another name.",
+    "The migration ends here. Both vectors stay, and your application opens the new ones. "
+    + KEPT_EMBEDDED,
     asks=True,
 )
 

@@ -309,14 +309,11 @@ class Run:
         self._held.save(position=self._position, state=MigrationState.filled, error=None)
 
     def _drain(self) -> None:
-        before = applied = self._position["applied"]
         for count in self._move.drain(after_cutover=False):
-            applied += count
-            self._position = {**self._position, "applied": applied}
+            self._position = {**self._position, "applied": self._position["applied"] + count}
             self._report(self._facts["phase"])
         self._drained_at = time.monotonic()
-        if applied > before:
-            self._save(self._position)
+        self._save(self._position)
 
     def _wait(self, ends: float) -> None:
         while (left := ends - time.monotonic()) > 0:

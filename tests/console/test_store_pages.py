@@ -18,7 +18,9 @@ VERDICT = f"{PAGE}/verdict?target=new&anchor_set=items"
 
 
 def test_a_store_says_what_it_holds_and_what_to_do(shop: Shop) -> None:
-    assert "anchorage migrate postgresql://" in shop.client.get("/console/stores").text
+    empty = shop.client.get("/console/stores").text
+    assert "anchorage migrate postgresql://" in empty
+    assert "lists none for this project" not in empty
     assert shop.client.get(PAGE).status_code == 404
     shop.connect()
     listed = shop.client.get("/console").text

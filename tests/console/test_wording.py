@@ -49,6 +49,11 @@ PASSED = {"verify": {"passed": True}}
         (move("cut-over", found=PASSED), None, "Roll back shows the old vectors again"),
         (move("rolled-back", found=PASSED), "cutover", "Clients see the old vectors again."),
         (move("finished", ended_at=now()), None, "Nothing is left to do."),
+        (
+            move("finished", store=StoreRow(kind="faiss"), id="1a2b3c4d" * 4, ended_at=now()),
+            None,
+            "Your application opens the new file, whose name has 1a2b3c4d.",
+        ),
         (move("filled", position={"step": "cutover"}), "cutover", "Cut over was interrupted."),
         (move("cut-over", position={"step": "rollback"}), "rollback", "Roll back was interrupted."),
         (move("running", working("run", "sweep")), None, "Rows get new vectors"),
