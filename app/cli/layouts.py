@@ -30,8 +30,8 @@ class Layout:
 LAYOUTS = {
     "langchain": Layout(
         "document",
-        "Give PGVector the new `embeddings` in the moment of the cutover. Do not pass "
-        "`embedding_length`.",
+        "Give PGVector the new `embeddings` in that moment, or before it `AnchorageEmbeddings` "
+        "of a name (`anchorage stores name`). Do not pass `embedding_length`.",
         table="langchain_pg_embedding",
         where="collection_id",
         collections="SELECT uuid::text, name FROM langchain_pg_collection ORDER BY name",

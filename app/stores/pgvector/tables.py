@@ -434,7 +434,7 @@ def stack_vectors(found: Sequence[Any], dim: int) -> StoreVectors:
         if each.dimensions() != dim:
             raise DimensionMismatch(
                 f"A row has a vector of {each.dimensions()} numbers, not {dim}: a client writes by "
-                "another model. Stop it, and delete such rows (`vector_dims(...)` finds them)."
+                "another model. Stop it, and write such rows again (`vector_dims(...)` finds them)."
             )
         vectors[place] = each.to_numpy()
     return vectors
