@@ -112,16 +112,21 @@ class ChromaStore(PairedStore):
         return {each.name: each for each in found}
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
+        """A call that names settings of the index also stores an entry about an embedding function.
+        A collection without this entry has the settings of its metadata, and else Chroma's.
+        """
+        name, configuration = self._names(tag)[1], sides.old.configuration_json
+        kept = {"metadata": sides.old.metadata, "embedding_function": None}
         with faults():
-            configuration = sides.old.configuration_json
-            self.connection.get().create_collection(
-                self._names(tag)[1],
-                metadata=sides.old.metadata,
-                configuration={
-                    key: configuration[key] for key in ("hnsw", "spann") if configuration[key]
-                },
-                embedding_function=None,
-            )
+            client = self.connection.get()
+            if configuration["embedding_function"] is None:
+                plain = client.create_collection(f"{name}.plain", get_or_create=True, **kept)
+                if plain.configuration_json == configuration:
+                    plain.modify(name=name)
+                    return
+                client.delete_collection(plain.name)
+            settings = {key: configuration[key] for key in ("hnsw", "spann") if configuration[key]}
+            client.create_collection(name, configuration=settings, **kept)
 
     def read_page(
         self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
@@ -197,13 +202,14 @@ class ChromaStore(PairedStore):
                 f"The collection `{self.location.collection}` is empty, so its vectors have no "
                 "dimension yet. Add rows first."
             )
-        has_function = place.configuration_json.get("embedding_function") is not None
+        function = place.configuration_json.get("embedding_function") or {}
         return StoreFacts(
             rows=self.count_rows(place),
             dim=dim,
             metric=_space(place),
             indexed=True,
-            notes=CHROMA_NOTES if has_function else CHROMA_NOTES[:2],
+            # "legacy" is none, or one that Chroma cannot store
+            notes=CHROMA_NOTES if function.get("type") == "known" else CHROMA_NOTES[:2],
         )
 
     def sample_ids(self, place: Any, count: int, seed: int) -> Iterable[StoreId]:

@@ -150,7 +150,6 @@ def test_metadata_documents_and_settings_move_along(folder):
         )
         include = ["metadatas", "documents", "uris"]
         before = items.get(include=include)
-        settings = items.configuration_json["hnsw"]
         migration = store.migration(TAG, NEW_DIM)
         fill_migration(store, migration)
         migration.cutover(translate)
@@ -158,8 +157,31 @@ def test_metadata_documents_and_settings_move_along(folder):
         items = client.get_collection(location.collection, embedding_function=None)
         assert items.get(include=include) == before
         assert items.metadata == {"made": "by a test"}
-        assert items.configuration_json["hnsw"] == settings
         assert [each.name for each in client.list_collections()] == [location.collection]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"metadata": {"hnsw:space": "ip", "hnsw:construction_ef": 60}},
+        {"configuration": {"hnsw": {"space": "ip", "ef_search": 70}}},
+    ],
+)
+def test_the_configuration_stays_as_it_was(folder, made):
+    case, location, _ = folder
+    with open_client(location.url) as client:
+        items = client.create_collection("items", embedding_function=None, **made)
+        items.add(ids=case.ids(*range(50)), embeddings=rows(case, 50).vectors)
+        store = ChromaStore(StoreLocation("chroma", location.url, "items"))
+        migration = store.migration(TAG, NEW_DIM)
+        fill_migration(store, migration)
+        for switch in (migration.cutover, migration.rollback):
+            switch(translate if switch == migration.cutover else translate_back)
+            after = client.get_collection("items", embedding_function=None)
+            assert after.configuration_json == items.configuration_json
+        migration.abandon()
+        assert {each.name for each in client.list_collections()} == {location.collection, "items"}
+        store.close()
 
 
 @pytest.mark.parametrize("next_call", ["cutover", "rollback", "abandon"])
