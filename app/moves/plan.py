@@ -5,7 +5,7 @@ Nothing is written to the store. The plan is a row, which `run` obeys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from app.errors import (
     blaming,
 )
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
+from app.maths.relevance.advice import usual_change
 from app.moves.embedding import runs_here
 from app.moves.maps import BuiltMaps, build_maps
 from app.moves.price import with_limits
@@ -52,7 +53,6 @@ from app.stores.registry import has_cutover
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
 from app.translate.maps import FitRequest
-from app.translate.warnings import AnswerWarning
 from app.types import EncoderKind, MigrationState
 
 #: how long the store may take to be read
@@ -137,8 +137,7 @@ def plan_migration(
             "disk_bytes": disk_bytes(reading, target.dim),
         }
     plan["cost"]["index_s"] = index_seconds(store.kind, reading.facts)
-    warnings = () if built is None else built.warnings
-    plan["notes"] = _notes(store, reading, plan, target, warnings, asks=asks)
+    plan["notes"] = _notes(store, reading, plan, target, built, asks=asks)
     return _add_row(services, context, store, target, built, with_limits(plan, limits, target))
 
 
@@ -300,13 +299,14 @@ def _notes(
     reading: StoreReading,
     plan: Mapping[str, Any],
     target: tables.EncoderRow,
-    warnings: Sequence[AnswerWarning],
+    built: BuiltMaps | None,
     *,
     asks: bool,
 ) -> list[dict[str, str]]:
     """Return what a person must know before the migration, with codes."""
     notes: dict[str, str] = {}
     space, cost = plan["space"], plan["cost"]
+    warnings = () if built is None else built.warnings
     if plan["fill"] == "embed" and cost["rows_without_text"]:
         notes["rows-without-text"] = (
             f"About {cost['rows_without_text']:,} of {cost['rows']:,} rows have no text. Their "
@@ -328,6 +328,8 @@ def _notes(
             "searches weigh both with care. POST /compare tells: it embeds 250 texts with each, "
             "for which an endpoint may charge."
         )
+    if built is not None and plan["fill"] == "translate" and not warnings:
+        notes["search-works"] += f" {usual_change(built.source.anchor_set.size)}".rstrip()
     if plan["fill"] == "translate" and reading.texts and runs_here(target):
         notes["embed-instead"] = (
             f"The rows have texts and the service runs {plan['target']}: `fill: embed` gives each "

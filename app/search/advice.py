@@ -124,9 +124,11 @@ def advise(
     row = translator_reports.report_of(services, served)
     weight = (judged["fuse"] or {}).get("weight")
     names = source.encoder.name, target.encoder.name
-    basis, why = _basis(judged, compared, known, *names, gone=runs is False)
+    basis, why = _basis(judged, compared, *names, gone=runs is False)
     if facts.is_cheap and best.name == "re-embed":
         basis, why = "cost", best.reason
+    elif best.name == "cascade":
+        why += f" {best.reason}"
     elif known.text_exists and known.seconds is None:
         why += f" If a plan to embed all costs at most {LOW_PRICE:g} and an hour, do that."
     return {
@@ -148,7 +150,6 @@ def advise(
 def _basis(
     judged: Mapping[str, Any],
     compared: Mapping[str, Any] | None,
-    known: AdviceFacts,
     old: str,
     new: str,
     *,
@@ -167,11 +168,10 @@ def _basis(
             "queries tell more: POST /evaluate.",
         )
     if gone:
-        again = " and its items cannot be encoded again" if known.text_exists is False else ""
         return (
             "fidelity",
-            f"{old!r} no longer encodes queries{again}. Judged queries tell what another option "
-            "finds: POST /evaluate.",
+            f"{old!r} no longer encodes queries. {FEWEST_QUERIES} judged queries tell which option "
+            "finds more: POST /evaluate.",
         )
     return (
         "fidelity",

@@ -349,12 +349,11 @@ class PairedStore(Store):
         self, place: Any, hits: Hits, rows: Mapping[StoreId, StoredRow], wanted: Search
     ) -> Hits:
         """Return results with what the rows hold, without rows that were deleted meanwhile."""
-        found = [
-            (id, each, rows[id])
-            for id, each in zip(hits.ids, hits.scores, strict=True)
-            if id in rows
+        kept = [
+            (id, score, row)
+            for id, score in zip(hits.ids, hits.scores, strict=True)
+            if (row := rows.get(id)) and (not wanted.vectors or row.vector is not None)
         ]
-        kept = [each for each in found if not wanted.vectors or each[2].vector is not None]
         stored = [row for _, _, row in kept]
         return Hits(
             [id for id, _, _ in kept],

@@ -171,15 +171,18 @@ def moving(folder: Path) -> np.ndarray:
     return old
 
 
-def qdrant(client: Client, folder: Path) -> None:
-    rows = moving(folder)
+def no_texts(client: Client, folder: Path) -> None:
+    """A collection of vectors without texts, and 310 kept texts with their old vectors."""
+    pack = load_pack()
+    (folder / "kept.txt").write_text("\n".join(pack.sentences[:310]), encoding="utf-8")
+    np.save(folder / "kept.npy", pack.old[:310].numpy())
     with closing(QdrantClient(path=str(folder / "qdrant"))) as store:
-        params = models.VectorParams(size=rows.shape[1], distance=models.Distance.COSINE)
-        store.create_collection("articles-1", params)
-        alias = models.CreateAlias(alias_name="articles", collection_name="articles-1")
+        params = models.VectorParams(size=512, distance=models.Distance.COSINE)
+        store.create_collection("faq-1", params)
+        alias = models.CreateAlias(alias_name="faq", collection_name="faq-1")
         store.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
-        points = [models.PointStruct(id=id_, vector=row.tolist()) for id_, row in enumerate(rows)]
-        store.upsert("articles", points)
+        rows = enumerate(pack.old[310:510].tolist())
+        store.upsert("faq", [models.PointStruct(id=id_, vector=row) for id_, row in rows])
 
 
 def milvus(client: Client, folder: Path) -> None:
@@ -219,13 +222,8 @@ def articles(client: Client, folder: Path) -> None:
 #: by page; pages that are not here assume nothing but a service
 SETUP: dict[str, Callable[[Client, Path], None]] = {
     "README.md": questions,
-    "docs/how-to/retired-model.md": questions,
     "docs/how-to/langchain.md": langchain,
     "docs/how-to/pgvector.md": articles,
-    "docs/how-to/qdrant.md": qdrant,
-    "docs/how-to/chroma.md": lambda _, folder: collection(
-        folder / "chroma", "articles", moving(folder)
-    ),
     "docs/how-to/embedded-stores.md": embedded,
     "docs/how-to/milvus.md": milvus,
     "clients/python/README.md": client_page,
@@ -237,7 +235,7 @@ SETUP: dict[str, Callable[[Client, Path], None]] = {
     "docs/how-to/cost.md": shop,
     "docs/how-to/migrate.md": movable,
     "docs/how-to/name.md": moved,
-    "docs/how-to/no-texts.md": movable,
+    "docs/how-to/no-texts.md": no_texts,
     "docs/how-to/roll-back.md": moved,
     "docs/how-to/search-a-store.md": questions,
 }

@@ -45,7 +45,7 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     assert "POST /compare" in answer["summary"]
     assert answer["summary"].startswith("Keep leads. Whether ")
     gone = good(ask(old_encoder_runs=False, text_exists=False))
-    assert "its items cannot be encoded again" in gone["summary"]
+    assert "20 judged queries tell" in gone["summary"]
     assert answer["comparison"] is None
     assert not options["native"]["possible"]
     assert "Register the new encoder" in options["native"]["reason"]

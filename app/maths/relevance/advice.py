@@ -63,6 +63,10 @@ EXPECTED_GAINS: dict[AdvisedOption, tuple[float, float, float]] = {
     "re-embed": (0.0, 1.0, 0.12),
 }
 
+#: nDCG@10 of cascade less that of keep on the same collections: fewest anchors, mean, worst.
+#: `translate` found the same, to .001 in the mean.
+BY_ANCHORS = ((1_000, -0.006, -0.155), (300, -0.045, -0.271), (100, -0.151, -0.520))
+
 #: Embedding every item again leads where it costs and takes at most this.
 LOW_PRICE, LOW_SECONDS = 20.0, 3_600.0
 
@@ -224,6 +228,8 @@ def _describe(
     if name == "keep":
         certainty = "measured" if found is not None and enough else certainty
         reason = "It needs no work, so another option has to be measurably better."
+    elif name in ("cascade", "translate") and found is None and facts.suits_fuse and not enough:
+        reason = usual_change(facts.anchors)
     elif found is None and (enough or obstacle or gain is None):
         gain, certainty = None, "unknown"
         reason = "What it gains here is not known: POST /evaluate measures it on judged queries."
@@ -249,6 +255,18 @@ def _describe(
         reason = f"It is {word} than keep on {queries} judged queries."
     quality = None if found is None else found.ndcg_10
     return RankedOption(name, obstacle is None, obstacle or reason, quality, gain, certainty)
+
+
+def usual_change(anchors: int) -> str:
+    """What translated scores changed on other collections; empty if it is not known."""
+    for fewest, mean, worst in BY_ANCHORS:
+        if anchors >= fewest:
+            return (
+                f"Elsewhere, with {fewest:,} anchors, translated scores changed the old model's "
+                f"nDCG@10 by {mean:+.3f} in the mean, written to the store (translate) or not "
+                f"(cascade: {worst:+.3f} at worst)."
+            )
+    return ""
 
 
 def expected_gain(name: AdvisedOption, facts: IndexFacts) -> GainOverKeep | None:

@@ -35,11 +35,8 @@ SPACES: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
 #: ids of a page that its cursor holds
 IDS_IN_CURSOR = 8
 
-#: collections in one answer of a list
+#: most collections in one answer of a list, and ids in one to find the row that was read last
 NAMES_A_CALL = 1000
-
-#: most ids that are read at once to find the row that was read last
-IDS_A_CALL = 1000
 
 #: the members of a payload that are no metadata; Chroma reserves names that begin so
 DOCUMENT, RESOURCE = "chroma:document", "chroma:uri"
@@ -104,10 +101,9 @@ class ChromaStore(PairedStore):
         found: list[Any] = []
         with faults():
             client = self.connection.get()
-            while len(found) % NAMES_A_CALL == 0:
-                page = client.list_collections(limit=NAMES_A_CALL, offset=len(found))
+            while page := client.list_collections(limit=NAMES_A_CALL, offset=len(found)):
                 found += page
-                if not page:
+                if len(page) < NAMES_A_CALL:
                     break
         return {each.name: each for each in found}
 
@@ -208,7 +204,6 @@ class ChromaStore(PairedStore):
             dim=dim,
             metric=_space(place),
             indexed=True,
-            # "legacy" is none, or one that Chroma cannot store
             notes=CHROMA_NOTES if function.get("type") == "known" else CHROMA_NOTES[:2],
         )
 
@@ -283,4 +278,4 @@ def resume_position(collection: Any, at: int, last: Sequence[str]) -> int:
             return start + places[-1] + 1
         if start == 0:
             return 0  # all of them were deleted: reading a row twice is harmless
-        at, window = start, min(8 * window, IDS_A_CALL)
+        at, window = start, min(8 * window, NAMES_A_CALL)

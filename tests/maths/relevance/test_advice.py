@@ -114,6 +114,14 @@ def test_without_judgements_the_order_follows_what_is_known(known, first):
     assert {each.certainty for each in ranked} <= {"expected", "unknown"}
 
 
+def test_writing_translations_is_expected_to_find_what_a_search_of_old_vectors_finds():
+    first, second, *_ = rank_options(IndexFacts(310, True, False, False), {}, 0)
+    assert (first.name, second.name) == ("cascade", "translate")
+    assert first.reason == second.reason
+    assert "with 300 anchors" in first.reason
+    assert "by -0.045 in the mean" in first.reason
+
+
 @pytest.mark.parametrize(
     ("difference", "text_exists", "order"),
     [
@@ -128,7 +136,7 @@ def test_with_a_comparison_the_order_follows_what_such_encoders_gained(
 ):
     facts = IndexFacts(300, True, True, text_exists, text_exists, difference)
     ranked = rank_options(facts, {}, 0)
-    assert [each.name for each in ranked if each.certainty == "expected"] == order
+    assert [each.name for each in ranked if each.over_keep] == order
     gains = {each.name: each.over_keep for each in ranked}
     nothing = GainOverKeep(0.0, 0.0, 0.0)
     assert gains["keep"] == nothing
