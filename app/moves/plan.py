@@ -314,8 +314,8 @@ def _notes(
         )
     if plan["fill"] == "embed" and cost["truncated"]:
         notes["texts-truncated"] = (
-            f"About {cost['truncated']:,} texts are longer than the target reads. Their ends do "
-            "not count, as in any use of the model. Split them first if they matter."
+            f"About {cost['truncated']:,} texts are longer than the target reads: their ends do "
+            "not count. Split them first if they matter."
         )
     when = "now" if plan["anchor_set"] else "once the run has embedded its first 1,000 rows"
     notes["search-works"] = (
@@ -328,7 +328,7 @@ def _notes(
             "searches weigh both with care. POST /compare tells: it embeds 250 texts with each, "
             "for which an endpoint may charge."
         )
-    if built is not None and plan["fill"] == "translate" and not warnings:
+    if built and plan["fill"] == "translate" and not warnings:
         notes["search-works"] += f" {usual_change(built.source.anchor_set.size)}".rstrip()
     if plan["fill"] == "translate" and reading.texts and runs_here(target):
         notes["embed-instead"] = (
@@ -337,9 +337,8 @@ def _notes(
         )
     if space.get("verdict") == "unknown" and plan["fill"] == "translate":
         notes["space-unknown"] = (
-            f"Nothing shows whether {plan['source']} made the vectors of this store: to compare, "
-            "the service needs at least some hundred rows, and anchors of the same kind of "
-            "content. If you are sure, go on."
+            f"Nothing shows whether {plan['source']} made these vectors: that takes some hundred "
+            "rows, and anchors of the same kind of content. If you are sure, go on."
         )
     if space.get("mixture"):
         notes["mixed-rows"] = f"{space['mixture']}."
@@ -359,8 +358,7 @@ def _notes(
             "The store does not report writes of other clients. `sync`, `verify` and `cutover` "
             "find them by comparing both sides. Stop writes during the cutover."
         )
-    found = [(each.code, each.detail) for each in reading.facts.notes]
-    found += [(each.code, each.detail) for each in warnings]
+    found = [(each.code, each.detail) for each in (*reading.facts.notes, *warnings)]
     return [{"code": code, "detail": detail} for code, detail in (*found, *notes.items())]
 
 
