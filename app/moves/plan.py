@@ -306,7 +306,6 @@ def _notes(
     """Return what a person must know before the migration, with codes."""
     notes: dict[str, str] = {}
     space, cost = plan["space"], plan["cost"]
-    warnings = () if built is None else built.warnings
     if plan["fill"] == "embed" and cost["rows_without_text"]:
         notes["rows-without-text"] = (
             f"About {cost['rows_without_text']:,} of {cost['rows']:,} rows have no text. Their "
@@ -328,7 +327,7 @@ def _notes(
             "searches weigh both with care. POST /compare tells: it embeds 250 texts with each, "
             "for which an endpoint may charge."
         )
-    if built and plan["fill"] == "translate" and not warnings:
+    if built and plan["fill"] == "translate" and not built.warnings:
         notes["search-works"] += f" {usual_change(built.source.anchor_set.size)}".rstrip()
     if plan["fill"] == "translate" and reading.texts and runs_here(target):
         notes["embed-instead"] = (
@@ -358,7 +357,8 @@ def _notes(
             "The store does not report writes of other clients. `sync`, `verify` and `cutover` "
             "find them by comparing both sides. Stop writes during the cutover."
         )
-    found = [(each.code, each.detail) for each in (*reading.facts.notes, *warnings)]
+    found = [(each.code, each.detail) for each in reading.facts.notes]
+    found += [(each.code, each.detail) for each in (built.warnings if built else ())]
     return [{"code": code, "detail": detail} for code, detail in (*found, *notes.items())]
 
 
