@@ -128,7 +128,7 @@ def advise(
     if facts.is_cheap and best.name == "re-embed":
         basis, why = "cost", best.reason
     elif best.name == "cascade":
-        why += f" {best.reason}"
+        why = f"{best.reason} {why}"
     elif known.text_exists and known.seconds is None:
         why += f" If a plan to embed all costs at most {LOW_PRICE:g} and an hour, do that."
     return {
