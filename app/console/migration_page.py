@@ -178,7 +178,7 @@ def _calls(store: StoreRow) -> dict[str, wording.CallWords]:
     """Returns the calls that a migration of this store has, with their words."""
     if has_cutover(store.kind):
         return wording.CALLS
-    return {**wording.CALLS, "finish": wording.FINISH_EMBEDDED}
+    return {**wording.CALLS, "run": wording.RUN_EMBEDDED, "finish": wording.FINISH_EMBEDDED}
 
 
 def _active(services: Services, project: str, name: str) -> migrations.MigrationStatus:

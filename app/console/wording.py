@@ -34,7 +34,10 @@ CERTAINTIES: dict[Certainty, str] = {
 #: what each state of a migration means, and the colour of its badge
 MIGRATION_STATES: dict[MigrationState, tuple[str, str]] = {
     MigrationState.planned: ("Nothing is written to the store yet.", ""),
-    MigrationState.running: ("Rows get new vectors next to the old ones.", "fair"),
+    MigrationState.running: (
+        "Rows get new vectors next to the old ones, and between them those that clients write.",
+        "fair",
+    ),
     MigrationState.paused: ("It is paused, and continues from here. No row is lost.", "fair"),
     MigrationState.filled: ("Every row has a new vector. Clients still see the old ones.", "good"),
     MigrationState.cut_over: (
@@ -205,7 +208,12 @@ KEPT_EMBEDDED = (
     "This store keeps the old vectors: to search the new ones here, connect them as another store."
 )
 
-#: `finish` of a store without a cutover
+#: what calls of a store without a cutover do
+RUN_EMBEDDED = CallWords(
+    "Run",
+    "First stop the writes of your application, until it opens the new vectors. Every row gets a "
+    "new vector next to the old one.",
+)
 FINISH_EMBEDDED = CallWords(
     "Finish",
     "The migration ends here. Both vectors stay, and your application opens the new ones. "
