@@ -82,14 +82,3 @@ def put_sample(
     answer = SampledAnchorSet.model_validate(row)
     answer.coverage = None if found is None else found.coverage
     return answer
-
-
-@router.delete(
-    "/{encoder}",
-    status_code=204,
-    summary="Delete the sample of a store",
-    responses=documented(404, 409, 422),
-)
-def delete_sample(name: PathName, encoder: PathName, services: Svc, context: WriteContext) -> None:
-    """Deletes the sample and the size of the store."""
-    samples.delete_sample(services, context, anchor_set=name, encoder=encoder)

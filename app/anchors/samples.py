@@ -18,7 +18,6 @@ from app.anchors import spaces
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders.incoming import checked_vectors
-from app.errors import NotFound
 from app.maths.anchors.foreign import (
     FEWEST_SAMPLED,
     FOREIGN_LEVEL,
@@ -90,41 +89,14 @@ def put_sample(
     digest = services.blobs.put({SAMPLE_TENSOR: raw})
     space.sample, space.sample_size = digest, len(raw)  # outside a session, which would write it
     coverage = compare_space(services, space)  # before any row changes: it may be overloaded
-    row = _change(services, context, anchor_set, encoder, (digest, len(raw), store_size))
-    return row, coverage
-
-
-def delete_sample(
-    services: Services, context: RequestContext, *, anchor_set: str, encoder: str
-) -> None:
-    """Delete the sample of a space. Raises the not-found errors, AnchorsNotEmbedded,
-    NotFound.
-    """
-    with services.db.transaction() as session:
-        if _find(session, context.project, anchor_set, encoder).sample is None:
-            raise NotFound(
-                f"Anchor set {anchor_set!r} has no sample of {encoder!r}.",
-                "sample",
-                field="encoder",
-            )
-    _change(services, context, anchor_set, encoder, (None, None, None))
-
-
-def _change(
-    services: Services,
-    context: RequestContext,
-    anchor_set: str,
-    encoder: str,
-    values: tuple[str | None, int | None, int | None],
-) -> tables.AnchorSetRow:
     with services.db.transaction() as session:
         space = _find(session, context.project, anchor_set, encoder)
-        space.sample, space.sample_size, space.store_size = values
+        space.sample, space.sample_size, space.store_size = digest, len(raw), store_size
         record_audit(session, context, "sample", "anchor-set", anchor_set)
         session.flush()
         row = resources.by_name(session, tables.AnchorSetRow, context.project, anchor_set)
     services.names.forget()
-    return row
+    return row, coverage
 
 
 def _find(session: Session, project: str, anchor_set: str, encoder: str) -> tables.SpaceRow:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from app.context import Services
-from app.db.tables import StoreRow
 from app.errors import StoreUnsupported
-from app.stores.port import Search, Store
+from app.stores.port import Search, Store, StoreId
+
+if TYPE_CHECKING:  # the command reads a store too, and does without torch
+    from app.context import Services
+    from app.db.tables import StoreRow
+
+#: the field that usually holds the text, by kind
+TEXT_FIELDS = {"chroma": "chroma:document"}
 
 #: rows whose fields are compared
 ROWS_SEEN = 10
@@ -23,6 +30,27 @@ def text_fields(store: Store) -> list[str]:
     for row in hits.payloads or ():
         sizes.update({name: len(each) for name, each in row.items() if isinstance(each, str)})
     return [name for name, _ in sizes.most_common()]
+
+
+def find_text_field(store: Store, ids: Sequence[StoreId]) -> str | None:
+    """Return the `text_field` of a store: the one that was named, or that it usually has.
+
+    Raises StoreUnsupported for a field of it in which no row has text.
+    """
+    usual = TEXT_FIELDS.get(store.location.kind)
+    if store.location.text_field is None:
+        return usual if usual and any(store.read_field(ids, usual)) else None
+    for field in store.text_template().fields:
+        try:
+            if not len(ids) or any(store.read_field(ids, field)):
+                continue
+            problem = f"None of {len(ids)} sampled rows has text in `{field}`. Name another field."
+        except StoreUnsupported as error:
+            problem = error.detail
+        if names := ", ".join(f"`{each}`" for each in text_fields(store)):
+            problem += f" Rows have text in {names}."
+        raise StoreUnsupported(problem, field="text_field")
+    return store.location.text_field
 
 
 def way_to_texts(services: Services, row: StoreRow) -> str:

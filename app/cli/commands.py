@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from app import __version__
-from app.cli import database, demo, encoders, keys, migrate, serve, stores, translate
+from app.cli import database, demo, encoders, keys, migrate, search, serve, stores, translate
 
 #: groups of the help, after the commands that change the model of a store
 SERVICE, OTHERS = "Run the service", "Files, and a demo"
 
-cli = typer.Typer(no_args_is_help=True)
+
+class Commands(TyperGroup):
+    """Prints an error as plain text: a box would break the commands that one copies from it."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command, and end the process."""
+        try:
+            code = super().main(*args, **{**options, "standalone_mode": False})
+        except typer.TyperException as error:
+            is_ours = type(error) is typer.BadParameter and error.param is None
+            text = error.message if is_ours else error.format_message()
+            if (context := getattr(error, "ctx", None)) and not is_ours:
+                text = f"{text.rstrip('.')}. See: {' '.join(context.command_path.split())} --help"
+            typer.secho(f"Error: {text}", fg="red", err=True)
+            code = error.exit_code
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+cli = typer.Typer(cls=Commands, no_args_is_help=True)
 cli.command(rich_help_panel=SERVICE)(serve.serve)
 cli.command(rich_help_panel=SERVICE)(serve.worker)
+cli.command()(search.search)
 cli.command(rich_help_panel=OTHERS)(translate.translate)
 cli.command(rich_help_panel=OTHERS)(demo.demo)
 cli.add_typer(migrate.cli, name="migrate")

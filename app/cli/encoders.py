@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.output import AsJson, print_json, print_rows, warn
+from app.cli.output import AsJson, print_json, print_rows
 from app.cli.service import DEFAULT_URL, Url, connect
 
 cli = typer.Typer(
@@ -44,9 +44,6 @@ def add(
     dim: Annotated[
         int | None, typer.Option(help="Without a model: numbers of a vector that you send.")
     ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of the model.")
-    ] = None,
     endpoint: Annotated[
         str | None,
         typer.Option(help="For openai, the base URL, which ANCHORAGE_REMOTE_URLS lists."),
@@ -62,28 +59,9 @@ def add(
             kind=kind or usual,
             model=model,
             dim=dim,
-            revision=revision,
             options=None if endpoint is None else {"url": endpoint},
         )
     if as_json:
         print_json(made)
     else:
         typer.echo(f"{made['name']}: vectors of {made['dim']} numbers, {made['kind']}.")
-
-
-@cli.command("check")
-def check(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Embed up to 50 anchors again, and find out whether the vectors have moved.
-
-    Ends with 1 if they have, or if the model was replaced.
-    """
-    with connect(url) as client:
-        found = client.encoders.check(name)
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(f"{name}: {found['result']}. {found['detail']}")
-        for each in found["recommendations"]:
-            warn(each)
-    if found["result"] in ("moved", "replaced"):
-        raise typer.Exit(1)

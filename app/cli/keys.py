@@ -64,16 +64,13 @@ def create(
 
 
 @cli.command("list")
-def list_keys(
-    project: Annotated[str | None, typer.Option(help="List only the keys of this project.")] = None,
-    as_json: AsJson = False,
-) -> None:
+def list_keys(as_json: AsJson = False) -> None:
     """List the keys, without their secrets."""
     from app.access import queries as access
     from app.db.tables import now
 
     with open_database() as services, services.db.transaction() as session:
-        rows = access.api_keys(session, project)
+        rows = access.api_keys(session, None)
     lines = []
     for row in rows:
         expired = row.expires_at is not None and row.expires_at <= now()

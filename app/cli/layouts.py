@@ -65,8 +65,10 @@ def fill_in(
     name: str, address: str, table: str | None, collection: str | None
 ) -> tuple[str, dict[str, Any]]:
     """Return the table and the fields of a framework's store. Raises typer.BadParameter."""
+    from app.stores.common import did_you_mean
+
     if name not in LAYOUTS:
-        raise typer.BadParameter(f"The layouts are {', '.join(LAYOUTS)}.")
+        raise typer.BadParameter(f"There is no layout {name!r}.{did_you_mean(name, LAYOUTS)}")
     layout = LAYOUTS[name]
     if (table := table or layout.table) is None:
         raise typer.BadParameter(f"{name} names its tables itself. Pass --table.")
@@ -77,10 +79,10 @@ def fill_in(
     if layout.collections is not None:
         found = _collections(address, layout.collections)
         if collection is None or collection not in found:
-            raise typer.BadParameter(
-                "The table holds several collections. Pass --name with one of: "
-                f"{', '.join(found) or 'none is there'}."
-            )
+            problem = "Pass --name with the collection of the table."
+            if collection is not None:
+                problem = f"The table {table} has no collection {collection!r}."
+            raise typer.BadParameter(problem + did_you_mean(collection or "", found))
         fields["options"] = {"where": {layout.where: found[collection]}}
     return table, fields
 

@@ -63,8 +63,9 @@ def migrate(
     source: Annotated[
         str,
         typer.Argument(
+            metavar="STORE",
             help="A connected store, or with --table the address of one: postgresql://..., "
-            "http://... of Qdrant or Milvus, a folder or a file."
+            "http://... of Qdrant or Milvus, a folder or a file.",
         ),
     ],
     target: Annotated[Text, typer.Option(help="The new encoder, or a model to load.")] = None,
@@ -113,32 +114,43 @@ def migrate(
     if layout is not None:
         table, fields = fill_in(layout, source, table, name)
     if where:
+        if wrong := [each for each in where if "=" not in each]:
+            raise typer.BadParameter(f"`--where {wrong[0]}` is not COLUMN=VALUE, as tenant=7.")
         fields["options"] = {"where": dict(each.partition("=")[::2] for each in where)}
+    choices: dict[str, Any] = {"target": target, "fill": fill, "anchor_set": anchor_set}
     if table is not None:
-        place = Source(source, kind, table, name, **fields)
-    elif "://" in source:
+        embeds = target is not None and fill != "translate" and anchor_set is None
+        place = Source(source, kind, table, name, embeds=embeds, **fields)
+    elif kind or name or "/" in source:
         raise typer.BadParameter("Pass --table with the name of the table or collection.")
     elif any(fields.values()):
         raise typer.BadParameter(
             f"{source} is connected, and keeps its fields. To change them, disconnect it, and "
             f"connect it again: anchorage stores disconnect {source}"
         )
-    with connect(url) as client, ExitStack() as undo:  # what a failure takes back
-        started = None if place is None else place.start_service(url, undo)
-        store = source if place is None else place.store
-        choices: dict[str, Any] = {"fill": fill, "anchor_set": anchor_set}
-        choices["target"] = target and find_target(client, target, undo)
-        if place is not None:
-            place.connect(client, undo)  # undone first: a store keeps the encoders in use
+    store = source if place is None else place.store
+    with connect(url, store) as client, ExitStack() as undo:  # what a failure takes back
+        lacks = _lacks(store, choices, limits)
+        started = None if place is None else place.start_service(url, undo, lacks)
         migration = _newest(client, store)
-        if migration is not None and migration.data["ended_at"] is None:
-            migration = _change(client, migration, choices, limits)
-        elif target is None:
-            raise typer.BadParameter(f"{store} has no migration. Pass --target to begin one.")
-        else:
+        is_new = migration is None or migration.data["ended_at"] is not None
+        # What can be wrong is looked at before a model is loaded, which takes longest.
+        if is_new and lacks:
+            raise typer.BadParameter(lacks)
+        if anchor_set is not None:
+            client.anchor_sets.get(anchor_set)
+        models = undo.enter_context(ExitStack())  # undone last: a store keeps encoders in use
+        if place is not None:
+            place.connect(client, undo)
+        elif is_new:
+            client.stores.get(store)
+        choices["target"] = target and find_target(client, target, models)
+        if migration is None or is_new:
             choices |= {"store": store, "force_space": force_space}
             migration = client.migrations.create(**choices, **limits)
             undo.callback(migration.abandon)
+        else:
+            migration = _change(client, migration, choices, limits)
         if only_plan and migration.state != "planned":
             raise typer.BadParameter(
                 f"The migration of {store} is {migration.state}: it cannot be planned again. See "
@@ -148,7 +160,7 @@ def migrate(
             print_json({"migration": migration.id, **migration.plan})
         elif migration.state == "planned":
             if not as_json:
-                _print_plan(migration.plan)
+                _print_plan(migration.plan, notes=is_new or only_plan)
             if not (yes or only_plan):
                 typer.confirm("Begin?", abort=True, err=True)
         undo.pop_all()
@@ -175,7 +187,7 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
     def step(
         store: Store, yes: Yes = False, as_json: AsJson = False, url: Url = DEFAULT_URL
     ) -> None:
-        with connect(url) as client:
+        with connect(url, store) as client:
             found = _find(client, store)
             if question and not yes:
                 if name not in found.next:
@@ -203,7 +215,7 @@ def _cut_over(
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    with connect(url) as client:
+    with connect(url, store) as client:
         found = _find(client, store).cutover(force=force)
         _report(found.data, as_json)
 
@@ -259,6 +271,17 @@ def _find(client: Client, store: str) -> Migration:
             f"one: anchorage migrate {store} --target ENCODER"
         )
     return found
+
+
+def _lacks(store: str, choices: Mapping[str, Any], limits: Mapping[str, Any]) -> str | None:
+    """Return what a new migration lacks."""
+    if choices["target"] is None:
+        return f"{store} has no migration. Pass --target to begin one."
+    if choices["fill"] == "translate" and choices["anchor_set"] is None:
+        return "`--fill translate` needs `--anchor-set`. Where rows have texts, leave it out."
+    if limits["max_price"] is not None and limits["price_per_million_tokens"] is None:
+        return "`--max-price` needs the price of tokens. Add `--price-per-million-tokens`."
+    return None
 
 
 def _change(
@@ -351,18 +374,13 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
         ]
         if facts["spent"] is not None:
             more.append(f"{money(facts['spent'])} spent")
-        price, rows = found["plan"]["cost"].get("price"), facts["rows"] / (facts["total"] or 1)
-        if facts["spent"] and price and rows < 1:
-            share = facts["spent"] / price
-            later = " (also for rows that come later)" if share > rows + 0.01 else ""
-            more.append(f"{share:.0%} of the plan's price{later}")
         details = ": " * bool(more) + ", ".join(more)
         typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows{details}.")
     for step in ("cutover", "rollback"):
         if step in found["found"] and found["state"] in ("cut-over", "rolled-back"):
             typer.echo(f"{step}: clients waited {found['found'][step]['pause_s']:.3f} s.")
     if error is not None and found["ended_at"] is None:
-        detail = in_words_of_commands(error["detail"])
+        detail = in_words_of_commands(error["detail"], store)
         typer.secho(f"ERROR ({error['code']}): {detail}", fg="red", err=True)
         if error["code"] == "limit-reached":
             warn(f"To go on: anchorage migrate {store} --max-price {facts['price_of_all']:.6g}")
@@ -377,8 +395,8 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
         typer.echo(f"Next: anchorage migrate {first}{store}{others}")
 
 
-def _print_plan(plan: Mapping[str, Any]) -> None:
-    """Print what the move costs, what translations are worth, and the notes."""
+def _print_plan(plan: Mapping[str, Any], *, notes: bool) -> None:
+    """Print what the move costs, what translations are worth, and the notes, which are long."""
     from anchorage_client.progress import duration, money
 
     if plan["space"]["verdict"] != "unknown":  # a note says it
@@ -398,6 +416,7 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     facts += [
         ("time", f"{time}, and {end}"),
         ("disk", "unknown" if disk is None else f"about {disk / 2**20:,.0f} MiB more"),
+        ("index", f"must find {plan['min_recall']:.0%} of the nearest rows, as `verify` checks"),
     ]
     header = ("rows", f"{plan['rows']:,}, to {plan['fill']} by {plan['target']}")
     print_rows(header, facts, as_json=False)
@@ -407,5 +426,5 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
         )
         by = ", by inner product," if estimate.get("comparison") == "product" else ""
         typer.echo(f"{line}{by} among {{index:,}} rows.".format(**estimate))
-    for note in plan["notes"]:
-        typer.echo(f"Note ({note['code']}): {in_words_of_commands(note['detail'])}")
+    for note in plan["notes"] if notes else ():
+        typer.echo(f"Note ({note['code']}): {in_words_of_commands(note['detail'], plan['store'])}")

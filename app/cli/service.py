@@ -32,7 +32,7 @@ REFUSED = 2
 
 #: fields of requests that are options of commands, each perhaps with its value
 OPTIONS = (
-    "text_field|vector_field|id_field|anchor_set|fill|force_space|max_price|texts_per_minute|"
+    "text_field|vector_field|id_field|anchor_set|fill|force|force_space|max_price|texts_per_minute|"
     "price_per_million_tokens|rows_per_second|kind|address|collection|encoder|target|dim|model"
 )
 #: calls of the API and other words of it, and those of commands
@@ -42,19 +42,19 @@ CALLS = {
     r"POST /encoders(?![/\w])": "`anchorage encoders add`",
     r"POST /stores(?![/\w])": "`anchorage stores connect`",
     r"DELETE /stores/([\w.-]*\w)": r"`anchorage stores disconnect \1`",
-    r"POST /migrations/\w+/(\w+)": r"`anchorage migrate \1`",
+    r"POST /migrations/\w+/(\w+)": r"`anchorage migrate \1 STORE`",
+    r"POST /stores/([\w.-]+)/search": r'`anchorage search \1 "a text"`',
     r"GET /(encoders|stores)(?![/\w])": r"`anchorage \1 list`",
 }
 STEP = re.compile(r"`(run|verify|sync|cutover|rollback|finish|abandon|pause)`")
 FIELD = re.compile(rf"`({OPTIONS})(?:: ([\w-]+))?`")
 
-#: rows that a sentence names
-MAX_NAMED_ROWS = 10
-
 
 @contextmanager
-def connect(url: str) -> Iterator[Client]:
+def connect(url: str, store: str = "STORE") -> Iterator[Client]:
     """Yield the client, and print what the service refuses in the block.
+
+    store  what the commands that an error names are about
 
     Raises typer.Exit and typer.BadParameter.
     """
@@ -67,7 +67,7 @@ def connect(url: str) -> Iterator[Client]:
         with Client(url, api_key=key, timeout=TIMEOUT_S) as client:
             yield client
     except AnchorageError as error:
-        typer.secho(f"Error ({error.code}): {explain(error, url)}", fg="red", err=True)
+        typer.secho(f"Error ({error.code}): {explain(error, url, store)}", fg="red", err=True)
         raise typer.Exit(REFUSED) from None
     except typer.Abort:  # of a question
         typer.echo("\nNothing was changed. Where nobody can answer, pass --yes.", err=True)
@@ -76,20 +76,17 @@ def connect(url: str) -> Iterator[Client]:
         raise typer.BadParameter(str(error)) from None
 
 
-def explain(error: AnchorageError, url: str) -> str:
+def explain(error: AnchorageError, url: str, store: str) -> str:
     """Return what is wrong and what to do."""
     if error.code == "no-answer":
         return f"No service answers at {url}. Start it with `anchorage serve`, or correct --url."
-    texts = [in_words_of_commands(error.problem.get("detail", error.detail))]
-    if error.rows:
-        more = ", ..." if len(error.rows) > MAX_NAMED_ROWS else ""
-        texts.append(f"Rows, from 0: {', '.join(map(str, error.rows[:MAX_NAMED_ROWS]))}{more}.")
+    texts = [in_words_of_commands(error.problem.get("detail", error.detail), store)]
     if error.status == 401:
         texts.append("Set ANCHORAGE_API_KEY.")
     return " ".join(texts)
 
 
-def in_words_of_commands(text: str) -> str:
+def in_words_of_commands(text: str, store: str = "STORE") -> str:
     """Return an error's text with commands for calls of the API, and options for fields."""
 
     def option(found: re.Match[str]) -> str:
@@ -99,4 +96,5 @@ def in_words_of_commands(text: str) -> str:
 
     for call, command in CALLS.items():
         text = re.sub(call, command, text)
-    return FIELD.sub(option, STEP.sub(r"`anchorage migrate \1`", text))
+    text = STEP.sub(r"`anchorage migrate \1 STORE`", text)
+    return FIELD.sub(option, text).replace(" STORE`", f" {store}`")

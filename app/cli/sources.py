@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from app.cli.local import read_settings
+from app.cli.local import LOCK_FILE, read_settings
 from app.cli.output import warn
 from app.cli.service import in_words_of_commands
 from app.stores.hidden_urls import without_password
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: kinds of stores by the scheme of their addresses
 SCHEMES = {"postgresql": "pgvector", "postgres": "pgvector", "http": "qdrant", "https": "qdrant"}
 
+#: rows in which a text is looked for
+SAMPLED = 256
+
 KINDS = "pgvector, qdrant, milvus, chroma, lancedb, sqlite-vec or faiss"
 
 
@@ -33,9 +36,17 @@ class Source:
     """The address of a store, and the name and the place that it gets in the service."""
 
     def __init__(
-        self, address: str, kind: str | None, collection: str, name: str | None, **fields: Any
+        self,
+        address: str,
+        kind: str | None,
+        collection: str,
+        name: str | None,
+        *,
+        embeds: bool,
+        **fields: Any,
     ) -> None:
-        """Raises typer.BadParameter for a kind that is not known."""
+        """`embeds`: its texts are needed. Raises typer.BadParameter for an unknown kind."""
+        self.embeds = embeds
         self.address = address if "://" in address else str(Path(address).resolve())
         self.store = _name(name or collection.rpartition(".")[2])
         self.settings = read_settings()
@@ -64,8 +75,10 @@ class Source:
         stores[self._name] = without_password(self.address)
         return f"ANCHORAGE_STORES={shlex.quote(json.dumps(stores))}"
 
-    def start_service(self, url: str, undo: ExitStack) -> str | None:
+    def start_service(self, url: str, undo: ExitStack, lacks: str | None) -> str | None:
         """Start a service on the data folder that opens the address, unless one answers at `url`.
+
+        lacks  what a new migration lacks: in a new data folder, none can go on
 
         Return how it is stopped and started again: it goes on after the command, unless `undo`
         stops it. Raises typer.BadParameter.
@@ -76,12 +89,16 @@ class Source:
         from app.demo.server import start
 
         there = urlsplit(url)
-        with suppress(httpx2.HTTPError):
-            httpx2.get(f"{url}/livez", timeout=5, trust_env=False)
-            return None
         if there.hostname not in ("127.0.0.1", "localhost"):
-            return None  # the first request says that none answers
-        self._dim()  # a wrong address needs no service
+            return None  # the first request says whether one answers
+        with suppress(httpx2.HTTPError):
+            if httpx2.get(f"{url}/livez", timeout=5, trust_env=False).status_code == 200:
+                return None
+            other = f"http://{there.hostname}:{(there.port or 80) + 1}"
+            raise typer.BadParameter(f"{url} is another program. Pass another --url, as {other}")
+        self._check()  # what is wrong with the store needs no service
+        if lacks and not (self.settings.data_dir / LOCK_FILE).exists():
+            raise typer.BadParameter(lacks)
         warn(f"No service answers at {url}: this command starts one.")
         entries = {name: entry.model_dump() for name, entry in self.settings.stores.items()}
         listed = json.dumps({self._name: self.address, **entries})
@@ -109,7 +126,7 @@ class Source:
         old = f"{self.store}-old"
         is_new = self.store not in {row["name"] for row in client.stores.list()}
         if is_new and old not in {row["name"] for row in client.encoders.list()}:
-            client.encoders.create(old, dim=self._dim())  # which only the store says
+            client.encoders.create(old, dim=self._check())  # which only the store says
             undo.callback(client.encoders.delete, old)
         try:
             client.stores.create(self.store, encoder=old, **self.place)
@@ -120,7 +137,6 @@ class Source:
                 return
             if error.code != "address-not-listed":
                 raise
-            self._dim()  # what is wrong with the address comes first
             raise typer.BadParameter(
                 "The service does not list this address. Start it again with it, and with the "
                 "others that it lists (write their addresses for URL): "
@@ -128,8 +144,9 @@ class Source:
             ) from None
         undo.callback(client.stores.delete, self.store)
 
-    def _dim(self) -> int:
-        """Return the dimension of the store's vectors. Raises typer.BadParameter."""
+    def _check(self) -> int:
+        """Return the dimension of the vectors. Raises typer.BadParameter for a wrong store."""
+        from app.anchors.store_texts import find_text_field, text_fields
         from app.errors import AnchorageError
         from app.stores.hidden_urls import hide_url
         from app.stores.port import StoreLocation
@@ -138,10 +155,17 @@ class Source:
         where = {name: each for name, each in self.place.items() if name != "address"}
         try:
             with closing(open_store(StoreLocation(url=self.address, **where))) as store:
-                return store.facts().dim
+                facts, sample = store.facts(), store.sample(SAMPLED)
+                found, names = find_text_field(store, sample.ids), text_fields(store)
         except AnchorageError as error:
             text = in_words_of_commands(hide_url(error.detail, self.address))
             raise typer.BadParameter(text) from None
+        if not facts.rows:
+            raise typer.BadParameter(f"{self.place['collection']} has no row with a vector.")
+        if found is None and self.embeds:
+            named = f"--text-field {' or '.join(names)}" if names else "none, so --anchor-set"
+            raise typer.BadParameter(f"Pass the field of the texts: {named}.")
+        return facts.dim
 
 
 def find_target(client: Client, target: str, undo: ExitStack) -> str:
@@ -150,8 +174,7 @@ def find_target(client: Client, target: str, undo: ExitStack) -> str:
     name = _name(target.rstrip("/").rpartition("/")[2])
     if target in known:
         return target
-    among = f"of {', '.join(sorted(known))}" if known else "yet"
-    typer.echo(f"{target} is no encoder {among}: the service loads this model.", err=True)
+    typer.echo(f"No encoder has the name {target}: the service loads this model.", err=True)
     client.encoders.get_or_create(name, kind="sentence-transformers", model=target)
     if name not in known:
         undo.callback(client.encoders.delete, name)

@@ -99,7 +99,7 @@ def name_store(
 @cli.command("disconnect")
 def disconnect(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Forget a store. Nothing changes in the store itself."""
-    with connect(url) as client:
+    with connect(url, name) as client:
         client.stores.delete(name)
     if as_json:
         print_json({"name": name, "state": "disconnected"})

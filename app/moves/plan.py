@@ -352,11 +352,6 @@ def _notes(
             "The store does not report writes. Stop the writes of your application from `run` "
             "until it opens the new vectors: this kind of store has no cutover."
         )
-    elif not reading.capabilities.captures_writes:
-        notes["writes-not-captured"] = (
-            "The store does not report writes of other clients. `sync`, `verify` and `cutover` "
-            "find them by comparing both sides. Stop writes during the cutover."
-        )
     found = [(each.code, each.detail) for each in reading.facts.notes]
     found += [(each.code, each.detail) for each in (built.warnings if built else ())]
     return [{"code": code, "detail": detail} for code, detail in (*found, *notes.items())]

@@ -71,16 +71,8 @@ class MigrationStatus:
 
     @property
     def next(self) -> list[str]:
-        """Return the calls that are possible now, the most likely first.
-
-        `hand_over` needs a `verify` that passed, which is not repeated before it.
-        """
-        calls = possible_calls(self.row, busy=self.is_busy)
-        if queries.STEP in self.row.position:
-            return calls
-        if self.row.found.get("verify", {}).get("passed"):
-            return sorted(calls, key=lambda call: call == "verify")
-        return [each for each in calls if each != hand_over(self.row)]
+        """Return the calls that are possible now, the most likely first."""
+        return next_calls(self.row, busy=self.is_busy)
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -239,10 +231,22 @@ def possible_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
     if not has_cutover(row.store.kind):
         calls = {name: each for name, each in calls.items() if name not in CUTOVER_CALLS}
         calls["finish"] = (MigrationState.filled,)
-    found = [name for name, states in calls.items() if state in states]
-    if state == MigrationState.filled:
-        found.append(found.pop(found.index("run")))
-    return found
+    return [name for name, states in calls.items() if state in states]
+
+
+def next_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
+    """Return the calls that are possible now, the most likely first and `abandon` last.
+
+    `hand_over` needs a `verify` that passed, which is not repeated before it.
+    """
+    calls = possible_calls(row, busy=busy)
+    if queries.STEP in row.position:
+        return calls
+    passed = bool(row.found.get("verify", {}).get("passed"))
+    if not passed:
+        calls = [each for each in calls if each != hand_over(row)]
+    later = {"abandon": 3, "verify": 2 * passed, "run": row.state == MigrationState.filled}
+    return sorted(calls, key=lambda call: later.get(call, 0))
 
 
 def refuse_unless_possible(row: tables.MigrationRow, call: str, *, busy: bool) -> None:
@@ -259,16 +263,17 @@ def refuse_unless_possible(row: tables.MigrationRow, call: str, *, busy: bool) -
 
 
 def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongState:
-    """Return the error that names the calls which are possible."""
+    """Return the error that names the next call."""
     if call in CUTOVER_CALLS and not has_cutover(row.store.kind):
         place = EMBEDDED[row.store.kind]
         return WrongState(
             f"A store of kind {row.store.kind!r} has no `{call}`: open the new {place} in your "
             "application once the migration is filled and verified, then call `finish`."
         )
-    possible = possible_calls(row, busy=busy)
-    others = " or ".join(f"`{each}`" for each in possible)
-    advice = f" Call {others}." if possible else " It has ended: plan another."
+    calls = next_calls(row, busy=busy)
+    advice = f" Next: `{calls[0]}`." if calls else " It has ended: plan another."
+    if row.state == MigrationState.cut_over:
+        advice = " Next: `finish`, which deletes the old vectors, or `rollback`."
     if call == "rollback" and row.state == MigrationState.finished:
         advice = " The old vectors are deleted: restore a backup of the database."
     if step := row.position.get(queries.STEP):

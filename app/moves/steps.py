@@ -205,5 +205,5 @@ def refuse_old_size(move: MigrationContext) -> None:
     if notes and move.dims[0] != move.dims[1]:
         raise OldSizeTrigger(
             f"{' '.join(notes)} Disable the trigger, and change its function right after the "
-            "cutover. Or send `force: true` (`--force` in a terminal) to cut over all the same."
+            "cutover. Or send `force: true` to cut over all the same."
         )

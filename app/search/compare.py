@@ -11,7 +11,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from torch import Tensor
 
-from app.access.audit import record_audit
 from app.anchors.embedding import read_inputs, write_inputs
 from app.anchors.from_store import STORE_READ_S
 from app.anchors.store_texts import require_text_field
@@ -90,24 +89,6 @@ def compare_once(
             services, context, JobKind.compare, {**arguments, place: texts_of.name}, begin=claim
         )
     return True
-
-
-def delete_comparison(
-    services: Services, context: RequestContext, source: str, target: str
-) -> None:
-    """Forget what comparisons of a source with a target found; the next search compares again.
-
-    Raises NotFound.
-    """
-    with services.db.transaction() as session:
-        old, new = (
-            resources.by_name(session, tables.EncoderRow, context.project, name, field=field)
-            for name, field in ((source, "source"), (target, "target"))
-        )
-        kept = {key: each for key, each in (new.comparisons or {}).items() if key != old.id}
-        new.comparisons = kept
-        record_audit(session, context, "delete", "comparison", f"{source} -> {target}")
-    services.names.forget()
 
 
 def run_compare(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:

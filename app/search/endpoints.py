@@ -17,7 +17,6 @@ from starlette.concurrency import run_in_threadpool
 from app.http import answers, media_types
 from app.http.bodies import Call, context_of, json_body, vector_call
 from app.http.deps import PathName, ReadContext, Svc, WriteContext
-from app.http.fields import Name
 from app.http.problems import documented
 from app.jobs.answers import ASYNC, FIT_QUEUED, Prefer, accepted, wants_job
 from app.jobs.schemas import Job
@@ -143,23 +142,6 @@ def compare_encoders(
     the newest comparison of a pair.
     """
     return accepted(response, compare.compare_later(services, context, body), preferred=False)
-
-
-@router.delete(
-    "/compare",
-    tags=DECIDE,
-    status_code=204,
-    summary="Forget a comparison",
-    responses=documented(404, 422),
-)
-def forget_comparison(
-    services: Svc,
-    context: WriteContext,
-    source: Annotated[Name, Query(description="The old encoder.")],
-    target: Annotated[Name, Query(description="The new encoder.")],
-) -> None:
-    """Forgets what a comparison found. The next search of a store with texts compares again."""
-    compare.delete_comparison(services, context, source, target)
 
 
 @router.post(

@@ -89,6 +89,9 @@ def find_text(payload: Mapping[str, Any], field: str) -> str | None:
     return text if text and is_unicode(text) else None  # no encoder reads half of a character
 
 
+#: in the names of tables, collections and aliases that a migration makes
+OURS = re.compile(r"(^|[._-])anchorage[_-][0-9a-f]{8}")
+
 #: most characters of a fault that an error repeats
 FAULT_SHOWN = 300
 
@@ -148,8 +151,9 @@ def fault_of(store: str, text: str, *, filtered: bool = False) -> AnchorageError
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a question about the nearest of the names, else the first of them, after a space."""
-    near = get_close_matches(name, there := sorted(names), 1)
+    """Return a question about the nearest of the names that are not OURS, else the first ones."""
+    there = sorted(each for each in names if not OURS.search(each))
+    near = get_close_matches(name, there, 1)
     known = ", ".join(there[:10]) or "none"
     return f" Did you mean {near[0]!r}?" if near else f" There are: {known}."
 

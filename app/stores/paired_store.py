@@ -51,9 +51,10 @@ RESULTS_A_CALL = 50_000
 PAGES_REMEMBERED = 8
 
 NOT_COMPARED = StoreNote(
-    "vectors-not-compared",
-    "Writes are found by comparing ids and all that a row holds besides this vector, with `sync` "
-    "and `verify` and at a cutover. A write that changes only the vector is not found.",
+    "writes-not-captured",
+    "The store does not report writes of other clients. `run`, `sync`, `verify` and `cutover` find "
+    "them by comparing ids and all that a row holds besides this vector, so a write that changes "
+    "only the vector is not found. Stop writes during the cutover.",
 )
 
 #: none: there is no migration; open: clients see the old vectors; between: a crash left the

@@ -29,9 +29,6 @@ def has_cutover(kind: str) -> bool:
     return kind not in EMBEDDED
 
 
-#: the field that usually holds the text, by kind
-TEXT_FIELDS = {"chroma": "chroma:document"}
-
 #: the connectors that are imported
 LOADED: dict[str, Callable[[StoreLocation], Store]] = {}
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from app.access.audit import record_audit
 from app.access.name_lookup import refuse_in_use
 from app.anchors import likeness
-from app.anchors.store_texts import text_fields
+from app.anchors.store_texts import find_text_field
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.errors import (
@@ -37,7 +37,7 @@ from app.stores.port import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.registry import EMBEDDED, TEXT_FIELDS, require_known_options
+from app.stores.registry import EMBEDDED, require_known_options
 from app.stores.schemas import NewStore, StoreOut
 from app.stores.text_templates import parse_template
 from app.types import MigrationState
@@ -144,25 +144,9 @@ def _read(store: Store, side: Side = "old") -> _StoreContents:
 
 
 def _read_new(store: Store) -> tuple[_StoreContents, str | None]:
-    """Read a store, and return its `text_field`: the one that was named, or that it usually has.
-
-    Raises StoreUnsupported for a field of it in which no row has text.
-    """
+    """Read a store, and find its `text_field`. Raises as `find_text_field`."""
     contents = *_, ids = _read(store)
-    usual = TEXT_FIELDS.get(store.location.kind)
-    if store.location.text_field is None:
-        return contents, usual if usual and any(store.read_field(ids, usual)) else None
-    for field in store.text_template().fields:
-        try:
-            if not len(ids) or any(store.read_field(ids, field)):
-                continue
-            problem = f"None of {len(ids)} sampled rows has text in `{field}`. Name another field."
-        except StoreUnsupported as error:
-            problem = error.detail
-        if names := ", ".join(f"`{each}`" for each in text_fields(store)):
-            problem += f" Rows have text in {names}."
-        raise StoreUnsupported(problem, field="text_field")
-    return contents, store.location.text_field
+    return contents, find_text_field(store, ids)
 
 
 def _describe(

@@ -39,8 +39,8 @@ OPERATIONS = {
     """,
     ("write", "DELETE"): """
         /encoders/{name} /anchor-sets/{name}
-        /anchor-sets/{name}/samples/{encoder} /pools/{name} /heads/{name} /stores/{name}
-        /aliases/{name} /stores/{name}/native-vectors /compare
+        /pools/{name} /heads/{name} /stores/{name}
+        /aliases/{name} /stores/{name}/native-vectors
     """,
     ("write", "PUT"): """
         /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/samples/{encoder}

@@ -47,9 +47,6 @@ def test_a_sample_is_set_shown_replaced_and_deleted(stocked, refused):
     again = stocked.put(PATH, json={"vectors": ROWS[:2].tolist()}).json()
     assert again["spaces"][0]["sample"] == {"rows": 2, "store_size": None}
     assert len(stored(stocked)[0]) == 2
-    assert stocked.delete(PATH).status_code == 204
-    assert stored(stocked) == [None, None]
-    refused(stocked.delete(PATH), 404, "sample-not-found", "encoder")
 
 
 def test_a_sample_is_read_from_a_body_of_vectors_with_its_store_size_in_the_query(stocked):

@@ -92,7 +92,9 @@ def test_one_of_two_collections_of_langchain_moves_and_the_other_stays(
     )
     before = shop.rows(rows)
     layout = (shop.url, "--layout", "langchain")
-    assert "one of: mine, theirs" in terminal.refusal("migrate", *layout, "--target", "new")
+    assert "There are: mine, theirs." in terminal.refusal("migrate", *layout, "--target", "new")
+    near = terminal.refusal("migrate", *layout, "--name", "mime", "--target", "new")
+    assert "has no collection 'mime'. Did you mean 'mine'?" in near
     assert migrated(terminal, *layout, "--name", "mine")["progress"]["encoded"] == len(TEXTS)
     [found] = open_store("mine", DIM).similarity_search("text 7 of mine", k=1)
     assert found.page_content == "text 7 of mine"

@@ -16,8 +16,7 @@ import typer
 
 from app.cli.commands import cli
 from app.demo.server import free_port
-from tests.cli.conftest import Terminal, said
-from tests.encoders.models.remote.endpoints import FakeEndpoint
+from tests.cli.conftest import Terminal
 
 Serve = Callable[..., Terminal]
 
@@ -30,7 +29,7 @@ def test_every_command_that_prints_results_has_json() -> None:
         for each, inner in getattr(command, "commands", {"": command}).items()
         if not any("--json" in option.opts for option in inner.params)
     }
-    assert lacking == {"serve", "worker"}
+    assert lacking == {"demo", "serve", "worker"}
 
 
 def test_encoders_and_stores_by_scripts(serve: Serve, tmp_path: Path) -> None:
@@ -52,24 +51,6 @@ def test_encoders_and_stores_by_scripts(serve: Serve, tmp_path: Path) -> None:
     assert "No anchors tell whether old made its vectors" in printed
     unknown = terminal.refusal("stores", "connect", "x", *place, "--encoder", "olf")
     assert "Did you mean 'old'?" in unknown
-
-
-def test_a_model_that_moves_by_one_percent_is_found(serve: Serve) -> None:
-    from anchorage_client import Client
-
-    with FakeEndpoint() as endpoint:
-        terminal = serve(remote_urls=endpoint.url)
-        model = ("--kind", "openai", "--model", "truth", "--endpoint", endpoint.url)
-        terminal.ok("encoders", "add", "ada", *model)
-        with Client(terminal.environment["ANCHORAGE_URL"]) as client:
-            texts = [f"item {number}" for number in range(40)]
-            client.anchor_sets.create("faq", inputs=texts, encoders=["ada"])
-        assert "ada: unchanged." in terminal.ok("encoders", "check", "ada")
-        endpoint.moved = 0.01
-        found = terminal.run("encoders", "check", "ada")
-        assert found.exit_code == 1
-        assert "ada: moved." in said(found.output)
-        assert "register the model as it is now by another name" in said(found.output)
 
 
 def test_a_command_that_asks_a_service_loads_nothing_of_the_service_itself() -> None:

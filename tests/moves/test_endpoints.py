@@ -110,7 +110,7 @@ def test_a_file_is_filled_verified_and_left_to_the_application(
     planned = plan(stocked, kind="faiss", address="files", collection="docs.faiss")
     assert "stop-writes" in {note["code"] for note in planned["plan"]["notes"]}
     moved = f"/migrations/{planned['id']}"
-    assert act("run")["next"] == ["verify", "abandon", "run"]
+    assert act("run")["next"] == ["verify", "run", "abandon"]
     for step in ("cutover", "rollback", "sync"):
         answer = stocked.post(f"{moved}/{step}")
         assert (answer.status_code, answer.json()["code"]) == (409, "wrong-state")
@@ -124,7 +124,7 @@ def test_a_file_is_filled_verified_and_left_to_the_application(
     act("run")
     shown = act("verify")
     assert shown["found"]["verify"]["passed"], shown["found"]
-    assert shown["next"] == ["finish", "abandon", "run", "verify"]
+    assert shown["next"] == ["finish", "run", "verify", "abandon"]
     query = {"anchor_set": "items", "queries": embeddings["second"][:1].tolist(), "k": 3}
     found = stocked.post("/stores/docs/search", json={**query, "target": "second"}).json()
     assert found["mode"] == "cascade"

@@ -37,7 +37,7 @@ def test_a_run_gives_every_row_a_new_vector_and_changes_no_old_one(moving: Movin
     assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
     assert moving.now.row.found["before"]["rows"] == ROWS
     assert moving.now.progress["rows"] == moving.now.progress["total"] == ROWS
-    assert moving.now.next == ["verify", "sync", "abandon", "run"]
+    assert moving.now.next == ["verify", "sync", "run", "abandon"]
 
 
 def test_rows_that_clients_write_during_a_run_move_its_counts(

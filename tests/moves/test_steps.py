@@ -91,7 +91,7 @@ def test_a_store_moves_back_and_forth_and_then_belongs_to_the_new_encoder(
     again_old = verified.read()
     assert all(np.array_equal(again_old[each][0], before[each][0]) for each in before)
     assert verified.now.row.found["rollback"]["pause_s"] < 5 * slack()
-    assert verified.now.next == ["cutover", "sync", "abandon", "verify"]
+    assert verified.now.next == ["cutover", "sync", "verify", "abandon"]
     take(verified, "cutover")
     ended = take(verified, "finish")
     assert (ended.row.state, ended.next) == ("finished", [])
@@ -217,7 +217,7 @@ def test_a_step_that_the_store_refuses_leaves_every_other_call_possible(
     with pytest.raises((StoreChanged, StoreUnsupported)):
         take(verified, "cutover")
     verified.execute("ALTER TABLE {} RENAME COLUMN other TO embedding")
-    assert refuse("cutover") == ["cutover", "sync", "abandon", "run", "verify"]
+    assert refuse("cutover") == ["cutover", "sync", "run", "verify", "abandon"]
     assert sees(verified, OLD_DIM)
     take(verified, "cutover")
     for step in ("rollback", "finish"):

@@ -16,7 +16,7 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.stores.answers import MAX_TEXT
-from app.stores.common import find_text, row_number, rows_checksum, store_faults
+from app.stores.common import did_you_mean, find_text, row_number, rows_checksum, store_faults
 from app.stores.hidden_urls import hide_url
 from app.stores.registry import CONNECTORS, require_known_options
 from app.stores.text_templates import parse_template
@@ -132,3 +132,9 @@ def test_other_text_and_parameters_that_are_no_secrets_stay() -> None:
     text = "The table public.items has no column `embedding`: require read-write."
     url = "postgresql://db.example/app?sslmode=require&target_session_attrs=read-write"
     assert hide_url(text, url) == text
+
+
+def test_what_a_migration_has_made_is_named_to_nobody() -> None:
+    ours = ["anchorage_0123abcd_new", "faq.anchorage-0123abcd", "anchorage-0123abcd-old"]
+    assert did_you_mean("x", [*ours, "faq", "anchorage_docs"]) == " There are: anchorage_docs, faq."
+    assert did_you_mean("faqs", ["faq", *ours]) == " Did you mean 'faq'?"

@@ -77,18 +77,6 @@ def test_with_a_sample_foreign_anchors_change_a_translation_little(mixed):
     assert row.report["estimate"]["anchors"] == found["counted"]
 
 
-def test_a_deleted_sample_gives_the_first_translator_again(mixed):
-    first = translate(mixed).served.id
-    put_sample(mixed)
-    second = translate(mixed).served.id
-    samples.delete_sample(mixed, CONTEXT, anchor_set="mixed", encoder="x")
-    assert translate(mixed).served.id == first != second
-    # The report of the second translator still measures with its own anchors.
-    row = estimate.find_with_report(mixed, PROJECT, second)
-    assert row.report["weights"] is None
-    assert row.report["estimate"]["anchors"] > 0
-
-
 def test_a_sample_of_the_target_serves_both_directions(mixed):
     put_sample(mixed, corpus(200, 0, 5)["y"], encoder="y")
     for request in (REQUEST, replace(REQUEST, source="y", target="x")):

@@ -103,8 +103,9 @@ def select_rows(table: PgTable, wanted: Any) -> sql.Composable:
     for name, value in wanted.items() if isinstance(wanted, Mapping) else [("where", None)]:
         if name not in types or not isinstance(value, str | int | float):
             raise InvalidOption(
-                'The option `where` is an object of columns and values, as {"tenant": 7}: texts, '
-                f"numbers or booleans. `{name}` is not. The columns are {', '.join(types)}.",
+                f"The option `where` names `{name}`. It is an object of columns and their values, "
+                'as {"tenant": 7}: texts, numbers or booleans. '
+                f"The columns are {', '.join(types)}.",
                 field="options",
             )
         literal = sql.Literal(_text(value))

@@ -22,7 +22,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "put_alias": resources.Aliases.create,
     "add_embeddings": anchors.AnchorSets.put,
     "put_sample": anchors.AnchorSets.put_sample,
-    "delete_sample": anchors.AnchorSets.delete_sample,
     "extend_pool": anchors.Pools.create,
     "give_advice": Client.advice,
     "compare_encoders": Client.compare,

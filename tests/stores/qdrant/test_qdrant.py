@@ -148,7 +148,7 @@ def test_euclidean_scores_are_larger_for_nearer_rows(tmp_path: Path) -> None:
     assert list(hits.ids) == np.argsort(distances).tolist()
     assert not store.capabilities.keeps_lengths
     assert np.allclose(hits.scores, -np.sort(distances), atol=1e-4)
-    assert [note.code for note in store.facts().notes] == ["vectors-not-compared"]
+    assert [note.code for note in store.facts().notes] == ["writes-not-captured"]
     assert store.capabilities.keeps_lengths
     store.close()
 

@@ -232,10 +232,6 @@ class AsyncAnchorSets(AsyncResource):
             {"vectors": to_json(vectors), "store_size": store_size},
         )
 
-    async def delete_sample(self, name: str, encoder: str) -> None:
-        """Delete the sample of an encoder."""
-        await self._transport.delete(f"{self.path}/{segment(name)}/samples/{segment(encoder)}")
-
 
 def _require_inputs(inputs: Sequence[str] | None, as_job: bool) -> None:
     if as_job and inputs is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 from anchorage_client._async.jobs import AsyncJob, submit
-from anchorage_client._async.transport import AsyncTransport, Json, segment
+from anchorage_client._async.transport import AsyncTransport, Json
 from anchorage_client.fields import Role, fit_fields, text_list
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -175,11 +175,6 @@ class AsyncMeasures:
             self._transport, "POST", "/compare", body, as_job=as_job
         )
         return found
-
-    async def forget_comparison(self, source: str, target: str) -> None:
-        """Forget what a comparison of two encoders found; the next search compares again."""
-        pair = f"source={segment(source)}&target={segment(target)}"
-        await self._transport.delete(f"/compare?{pair}")
 
     async def advice(
         self,

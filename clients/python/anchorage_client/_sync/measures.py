@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 from anchorage_client._sync.jobs import Job, submit
-from anchorage_client._sync.transport import Json, Transport, segment
+from anchorage_client._sync.transport import Json, Transport
 from anchorage_client.fields import Role, fit_fields, text_list
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -173,11 +173,6 @@ class Measures:
         }
         found: Json | Job[Json] = submit(self._transport, "POST", "/compare", body, as_job=as_job)
         return found
-
-    def forget_comparison(self, source: str, target: str) -> None:
-        """Forget what a comparison of two encoders found; the next search compares again."""
-        pair = f"source={segment(source)}&target={segment(target)}"
-        self._transport.delete(f"/compare?{pair}")
 
     def advice(
         self,
