@@ -271,9 +271,9 @@ def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongStat
             "application once the migration is filled and verified, then call `finish`."
         )
     calls = next_calls(row, busy=busy)
-    advice = f" Next: `{calls[0]}`." if calls else " It has ended: plan another."
+    advice = f" Call `{calls[0]}`." if calls else " It has ended: plan another."
     if row.state == MigrationState.cut_over:
-        advice = " Next: `finish`, which deletes the old vectors, or `rollback`."
+        advice = " Call `finish`, which deletes the old vectors, or `rollback`."
     if call == "rollback" and row.state == MigrationState.finished:
         advice = " The old vectors are deleted: restore a backup of the database."
     if step := row.position.get(queries.STEP):

@@ -87,7 +87,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "Next: anchorage migrate cutover docs" in printed
     assert "is filled, so `finish` is not possible" in terminal.refusal("migrate", "finish", "docs")
     early = terminal.refusal("migrate", "rollback", "docs")
-    assert early.endswith("is not possible. Next: `anchorage migrate cutover docs`.")
+    assert early.endswith("is not possible. Call `anchorage migrate cutover docs`.")
     np.testing.assert_array_equal(vectors(table), before)
 
     printed = terminal.ok("migrate", "cutover", "docs")
