@@ -403,13 +403,16 @@ def _print_plan(plan: Mapping[str, Any], *, notes: bool) -> None:
         print_space(plan["space"], plan["source"])
     cost, facts = plan["cost"], [("vectors", f"of {plan['dim']:,} numbers")]
     if plan["fill"] == "embed":
-        counted = "its tokenizer" if cost["tokens_by"] == "tokenizer" else "a quarter of characters"
-        price = cost["price"]
+        is_local, price = cost["tokens_by"] == "tokenizer", cost["price"]
+        counted = "its tokenizer" if is_local else "a quarter of characters"
         facts += [
             ("with a text", f"about {cost['rows_with_text']:,}"),
             ("tokens", f"about {cost['tokens']:,}, by {counted}"),
-            ("price", "unknown: --price-per-million-tokens" if price is None else money(price)),
         ]
+        if price is not None:
+            facts.append(("price", money(price)))
+        elif not is_local:  # a model of the service itself has no price
+            facts.append(("price", "unknown: --price-per-million-tokens"))
     seconds, index, disk = cost["seconds"], cost.get("index_s"), cost["disk_bytes"]
     time = "unknown" if seconds is None else f"about {duration(seconds)}"
     end = "the index" if index is None else f"{duration(max(1, index))} or more for the index"

@@ -37,9 +37,6 @@ NEW_MODEL = "all-MiniLM-L6-v2"
 SEARCH = "SELECT body FROM questions ORDER BY embedding <=> %s::vector LIMIT 3"
 INSERT = "INSERT INTO questions (body, embedding) VALUES (%s, %s)"
 
-#: results of a query that the demo prints
-SHOWN = 3
-
 #: what the demo prints of its judgements
 OPTIONS = {
     "keep": "the old model",
@@ -133,11 +130,11 @@ def connect_store(client: Client, pack: Pack) -> None:
 def search(client: Client, pack: Pack, console: Console) -> None:
     """Search the store by the new model, and show what the old model finds."""
     pair = client.pair(OLD, NEW, ANCHORS)
-    rankings = pair.search(STORE, inputs=[SENTENCE], k=SHOWN)
+    rankings = pair.search(STORE, inputs=[SENTENCE], k=3)
     asked = pack.old[pack.sentences.index(SENTENCE)]
     cosines = torch.nn.functional.cosine_similarity(pack.old[pack.index], asked)
     console.print(f"[italic]{SENTENCE}[/italic]")
-    _print_results("the old model", cosines.topk(SHOWN).indices.tolist(), pack, console)
+    _print_results("the old model", cosines.topk(3).indices.tolist(), pack, console)
     found = [int(id_) - 1 for id_ in rankings.results[0].ids]
     _print_results("the new model, in the old index", found, pack, console)
 

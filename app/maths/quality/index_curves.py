@@ -107,7 +107,7 @@ class CurvePrior(NamedTuple):
 #: Fitted by maximum likelihood to draws of anchors other than those of benchmarks/estimates.py, and
 #: then rounded and widened by hand.
 RECALL_PRIOR = CurvePrior((0.4, 0.24), (0.35, 0.08), 0.04, 2.0, -0.022, 0.05)
-MRR_PRIOR = CurvePrior((-1.5, 0.07), (0.2, 0.03), 0.025, 1.2, 0.2, 0.09)
+MRR_PRIOR = CurvePrior((-1.5, 0.07), (0.2, 0.03), 0.025, 1.2, 0.25, 0.13)
 
 #: The error of y that the priors do not know: of the nearest item alone, beyond the measured
 #: levels.
