@@ -37,13 +37,6 @@ NEW_MODEL = "all-MiniLM-L6-v2"
 SEARCH = "SELECT body FROM questions ORDER BY embedding <=> %s::vector LIMIT 3"
 INSERT = "INSERT INTO questions (body, embedding) VALUES (%s, %s)"
 
-#: what the demo prints of its judgements
-OPTIONS = {
-    "keep": "the old model",
-    "native-cascade": "the new model, in the old index, which reads 100 texts",
-    "re-embed": "the new model, every row embedded",
-}
-
 
 def demo() -> None:
     """Run all parts and print their results. Raises DemoError."""
@@ -70,7 +63,6 @@ def demo() -> None:
             connect_store(client, pack)
             console.print("\n[bold]1. Search it today: nothing is written to the table[/bold]")
             search(client, pack, console)
-            judge(client, pack, console)
             console.print("\n[bold]2. Change the model, while an application uses it[/bold]")
             migrate(client, url, pack, console)
     console.print(
@@ -146,24 +138,6 @@ def _print_results(title: str, rows: Sequence[int], pack: Pack, console: Console
         intent = pack.classes[int(pack.labels[first + row])]
         text = f"    {place}. {pack.sentences[first + row]}  [dim]{intent}[/dim]"
         console.print(text)
-
-
-def judge(client: Client, pack: Pack, console: Console) -> None:
-    """Measure the options on judged queries: a question with the same intent is relevant."""
-    same = pack.labels[pack.queries][:, None] == pack.labels[pack.index]
-    judgements = [
-        {"query": query, "document": document} for query, document in same.nonzero().tolist()
-    ]
-    answer = client.pair(OLD, NEW, ANCHORS).evaluate(
-        old_queries=pack.old[pack.queries].half(),
-        queries=pack.new[pack.queries].half(),
-        documents=pack.old[pack.index].half(),
-        native_documents=pack.new[pack.index].half(),
-        judgements=judgements,
-    )
-    console.print(f"nDCG@10 on {len(same)} judged questions (the same intent is relevant):")
-    for option, words in OPTIONS.items():
-        console.print(f"  {answer['results'][option]['ndcg_10']:.3f}  {words}")
 
 
 def migrate(client: Client, url: str, pack: Pack, console: Console) -> None:

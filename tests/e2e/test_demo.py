@@ -21,12 +21,6 @@ def test_a_table_moves_to_the_new_model_while_an_application_uses_it() -> None:
     old, new = done.stdout.split("the new model, in the old index:")
     assert "card_swallowed" not in old
     assert new.count("card_swallowed") == 3
-    measured = {
-        words: float(ndcg) for ndcg, words in re.findall(r"^  (0\.\d{3})  (.+)$", new, re.M)
-    }
-    keep, today, embedded = measured.values()
-    assert keep + 0.05 < today
-    assert embedded - 0.01 < today
     assert "verified   rows, payloads, sample, index" in new
     searches, written = re.findall(r"application: (\d+) searches and (\d+) new rows", new)[0]
     assert int(searches) > int(written) > 0
