@@ -109,7 +109,6 @@ def create_api_key(
 ) -> NewApiKeyOut:
     """Creates a key. Only this answer has its secret."""
     row, key = api_keys.create_key(services, context, **dict(body))
-    response.headers["Location"] = f"/api-keys/{row.id}"
     response.headers["Cache-Control"] = "no-store"
     return NewApiKeyOut(key=key, **ApiKey.model_validate(row).model_dump())
 
@@ -121,13 +120,6 @@ def list_api_keys(services: Svc, project: Administers) -> ApiKeyPage:
         return ApiKeyPage(
             api_keys=[ApiKey.model_validate(row) for row in access.api_keys(session, project)]
         )
-
-
-@router.get("/api-keys/{id}", summary="Get an API key", responses=documented(404, 422))
-def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
-    """Returns one key without its secret."""
-    with services.db.transaction() as session:
-        return ApiKey.model_validate(access.api_key(session, project, id))
 
 
 @router.delete(

@@ -55,26 +55,35 @@ def by_name(
     *,
     field: str = "name",
     options: Sequence[ORMOption] = (),
+    or_alias: bool = False,
 ) -> Named:
-    """Return the row of that name."""
+    """Return the row of that name.
+
+    or_alias  an alias would have been found before: the error speaks of both
+    """
     query = select(table).where(table.project == project, table.name == name)
     rows = _read(session, table, query.options(*options))
     row = rows[0] if rows else None
     if row is None:
-        others = _name_others(session, table, project, name)
-        detail = f"There is no {_NOUN[table]} named {name!r}. {others}"
+        tables: list[type[Named] | type[AliasRow]] = [table, *([AliasRow] if or_alias else [])]
+        what = f"{_NOUN[table]} or name {name!r}" if or_alias else _described(table, name)
+        detail = f"There is no {what}. {_name_others(session, tables, project, name)}"
         raise NotFound(detail, _NOUN[table], field=field)
     return row
 
 
-def _name_others(session: Session, table: type[Named], project: str, name: str) -> str:
+def _name_others(
+    session: Session, tables: Sequence[type[Named] | type[AliasRow]], project: str, name: str
+) -> str:
     """Return a question about the most similar name; if none is similar, the first names."""
-    query = select(table.name).where(table.project == project).order_by(table.name)
-    names = session.scalars(query.limit(MAX_COMPARED_NAMES)).all()
+    names: list[str] = []
+    for table in tables:
+        query = select(table.name).where(table.project == project).order_by(table.name)
+        names += session.scalars(query.limit(MAX_COMPARED_NAMES))
     if near := get_close_matches(name, names, 1):
         return f"Did you mean {near[0]!r}?"
     if not names:
-        route = _CREATING.get(_NOUN[table])
+        route = _CREATING.get(_NOUN[tables[0]])
         return "This project has none yet" + (f": POST {route} makes one." if route else ".")
     more = ", ..." * (len(names) > MAX_SHOWN_NAMES)
     return f"This project has {', '.join(map(repr, names[:MAX_SHOWN_NAMES]))}{more}."
@@ -95,7 +104,7 @@ def require_free(session: Session, table: type[Named], project: str, name: str) 
     """Raises NameTaken when the name is in use."""
     if session.scalar(select(exists().where(table.project == project, table.name == name))):
         raise NameTaken(
-            f"{_article(_NOUN[table])} named {name!r} exists. Choose another name or delete it.",
+            f"{_article(_described(table, name))} exists. Choose another name or delete it.",
             field="name",
         )
 
@@ -104,7 +113,7 @@ def remove(session: Session, row: Named) -> None:
     """Delete a row and all rows that belong to it. Raises the not-found error if it is gone."""
     table = type(row)
     if changed_rows(session, delete(table).where(table.id == row.id)) == 0:
-        detail = f"There is no {_NOUN[table]} named {row.name!r}."
+        detail = f"There is no {_described(table, row.name)}."
         raise NotFound(detail, _NOUN[table], field="name")
 
 
@@ -259,6 +268,10 @@ def extend_pool(session: Session, pool: PoolRow, piece: dict[str, Any]) -> bool:
     unchanged = (PoolRow.id == pool.id, PoolRow.items == pool.items)
     grown = {"pieces": [*pool.pieces, piece], "items": pool.items + piece["rows"]}
     return changed_rows(session, update(PoolRow).where(*unchanged).values(grown)) == 1
+
+
+def _described(table: type[Named] | type[AliasRow], name: str) -> str:
+    return f"name {name!r}" if table is AliasRow else f"{_NOUN[table]} named {name!r}"
 
 
 def _article(noun: str) -> str:

@@ -146,7 +146,7 @@ def rerank(
 @router.put(
     "/aliases/{name}",
     tags=["Encoders"],
-    summary="Set an alias",
+    summary="Create an alias",
     responses=documented(400, 404, 409, 413, 415, 422),
 )
 def put_alias(
@@ -155,13 +155,12 @@ def put_alias(
     body: Annotated[NewAlias, json_body(NewAlias)],
     services: Svc,
 ) -> Alias:
-    """Creates an alias, or points it to another model or store.
+    """Creates an alias: a name that works as `model` in `/v1`.
 
-    Its name then works as `model` in `/v1`.
-    When this call has answered, every process of the service uses the new model.
+    The same call again changes nothing.
     With `store`, it makes the vectors that the store's clients need: by the old encoder before a
     cutover, by the target after it, by the old one again after a rollback; within half a second.
-    Fails with `name-taken` if an encoder has the name.
+    Fails with `name-taken` if an encoder, or an alias of another model or store, has the name.
     """
     return Alias.model_validate(service.put_alias(services, context, name, body))
 

@@ -38,4 +38,4 @@ def aliases_of(session: Session, row: EncoderRow | AnchorSetRow | StoreRow) -> l
         .where(or_(*(column == row.id for column in columns[type(row)])))
         .order_by(AliasRow.name)
     ).all()
-    return [f"alias {name!r}" for name in names]
+    return [f"the name {name!r}" for name in names]

@@ -22,11 +22,11 @@ from app.encoders import encoding, incoming
 from app.encoders.encoding import EncodedVectors
 from app.encoders.models.base import Input
 from app.errors import (
-    Conflict,
     EncoderUnavailable,
     InputTooLong,
     InvalidOption,
     InvalidRequest,
+    NameTaken,
     NotExactlyOne,
     NotFound,
     StoreUnsupported,
@@ -96,11 +96,12 @@ def find_model(services: Services, project: str, name: str) -> Model:
 
     def look_up() -> Model:
         alias, moving, since = None, None, time.monotonic()
-        if re.fullmatch(_NAME, name):
+        is_plain = re.fullmatch(_NAME, name) is not None
+        if is_plain:
             with services.db.transaction() as session:
                 alias, moving = queries.alias(session, project, name)
         if alias is None:
-            return _read_id(services, project, name)
+            return _read_id(services, project, name, or_alias=is_plain)
         model = alias.model or _model_of_store(services, alias, moving)
         until = math.inf if moving is None else since + FOLLOWED_S
         found = _read_id(services, project, model)
@@ -146,19 +147,24 @@ def _model_of_store(
     return f"{other.name}->{wanted.name}@{anchor_set.name}"
 
 
-def _read_id(services: Services, project: str, model: str) -> Model:
-    """Return the model of an id that is no alias. Raises what `find_model` raises."""
+def _read_id(services: Services, project: str, model: str, *, or_alias: bool = False) -> Model:
+    """Return the model of an id that is no alias; or_alias: a refusal proposes aliases too.
+
+    Raises what `find_model` raises.
+    """
     match = _MODEL_ID.fullmatch(model)
     if match is None:
         raise NotFound(
             f"There is no model {model[:200]!r}. A model is `encoder`, "
-            "`encoder->target@anchor-set` or an alias; /v1/models lists encoders and aliases.",
+            "`encoder->target@anchor-set` or a name; /v1/models lists encoders and names.",
             "encoder",
             field="model",
         )
     name, target, anchor_set = match.groups()
     with services.db.transaction() as session:
-        encoder = resources.by_name(session, tables.EncoderRow, project, name, field="model")
+        encoder = resources.by_name(
+            session, tables.EncoderRow, project, name, field="model", or_alias=or_alias
+        )
     encoding.spec_of(encoder)
     if target is None:
         return Model(encoder, encoder.created_at)
@@ -283,30 +289,21 @@ def rerank(services: Services, context: RequestContext, request: RerankRequest) 
 def put_alias(
     services: Services, context: RequestContext, name: str, new: NewAlias
 ) -> tables.AliasRow:
-    """Create an alias, or point it to another model or store.
+    """Create an alias; the same one again changes nothing.
 
-    Raises NameTaken when an encoder has the name, NotExactlyOne, StoreUnsupported for a store
-    without a cutover, and what `find_model` raises for a model.
+    Raises NameTaken when an encoder, or an alias of something else, has the name, NotExactlyOne,
+    StoreUnsupported for a store without a cutover, and what `find_model` raises for a model.
     """
     if (new.model is None) == (new.store is None):
         raise NotExactlyOne("Send exactly one of `model` and `store`.", field="model")
-    try:
-        row = _put(services, context, name, new)
-    except Conflict:  # another request was faster, or deleted what the alias stands for
-        row = _put(services, context, name, new)
-    services.names.forget()
-    return row
-
-
-def _put(services: Services, context: RequestContext, name: str, new: NewAlias) -> tables.AliasRow:
-    names: dict[str, Any] = dict.fromkeys(("encoder_id", "target_id", "anchor_set_id"))
+    columns: dict[str, Any] = {}
     if new.model is not None:
         with blaming("model", always=True):
             found = _read_id(services, context.project, new.model)
-        names["encoder_id"] = found.encoder.id
+        columns = {"model": new.model, "encoder_id": found.encoder.id}
         if found.target is not None:
-            names["target_id"] = found.target.encoder_id
-            names["anchor_set_id"] = found.target.anchor_set_id
+            columns["target_id"] = found.target.encoder_id
+            columns["anchor_set_id"] = found.target.anchor_set_id
     with services.db.transaction() as session:
         resources.require_free(session, tables.EncoderRow, context.project, name)
         store = None
@@ -317,16 +314,22 @@ def _put(services: Services, context: RequestContext, name: str, new: NewAlias) 
             if not has_cutover(store.kind):
                 raise StoreUnsupported(
                     f"The application of a store of kind {store.kind!r} opens the new vectors "
-                    "itself, so no name can follow it. Point an alias to an encoder with `model`.",
+                    "itself, so no name can follow it. Give an encoder the name, with `model`.",
                     field="store",
                 )
         row, _ = queries.alias(session, context.project, name)
-        record_audit(session, context, "create" if row is None else "point", "alias", name)
         if row is None:
-            row = tables.AliasRow(project=context.project, name=name)
+            record_audit(session, context, "create", "alias", name)
+            row = tables.AliasRow(project=context.project, name=name, store=store, **columns)
             session.add(row)
-        for column, value in (names | {"model": new.model, "store": store}).items():
-            setattr(row, column, value)
+        elif (row.model, row.store) != (new.model, store):
+            owner = f"the store {row.store.name!r}" if row.store else f"the model {row.model!r}"
+            raise NameTaken(
+                f"The name {name!r} belongs to {owner}. Choose another name, or first delete this "
+                f"one: DELETE /aliases/{name}.",
+                field="name",
+            )
+    services.names.forget()
     return row
 
 

@@ -121,7 +121,7 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert named.status_code == 200, named.text
     page = press(planned, "rollback")
     assert enabled(page) == ["cutover", "verify", "abandon"]
-    assert "by the alias &#39;docs-vectors&#39; needs no change" in page
+    assert "by the name &#39;docs-vectors&#39; needs no change" in page
     press(planned, "cutover")
     assert "Nothing can undo it." in planned.client.get(f"{PAGE}/steps/finish").text
     wrong = {"migration": planned.client.get("/migrations").json()["migrations"][0]["id"]}

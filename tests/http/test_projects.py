@@ -80,12 +80,10 @@ POOLS = {"name": "new", "source_pool": FIRST, "target_pool": SECOND, **SEEDS}
 FOREIGN = [
     *(
         (verb, path)
-        for path in (
-            *("/encoders/$first", "/heads/$head", "/anchor-sets/$set", "/pools/$pool"),
-            "/api-keys/$key",
-        )
+        for path in ("/encoders/$first", "/heads/$head", "/anchor-sets/$set", "/pools/$pool")
         for verb in ("GET", "DELETE")
     ),
+    ("DELETE", "/api-keys/$key"),
     ("GET", "/translators/$translator"),
     ("GET", "/translators/$translator/threshold?source=0.3"),
     ("GET", "/jobs/$id"),

@@ -168,7 +168,8 @@ def test_a_model_that_is_not_there_is_not_found(encoding, complaint, model, stat
 
 def test_an_alias_answers_as_its_model_and_under_its_own_name(api, encoding, fresh):
     name = fresh()
-    for model, most in (("minilm->own@texts", 5), ("minilm", 384), ("minilm->own@texts", 5)):
+    for model, most in (("minilm", 384), ("minilm->own@texts", 5)):
+        encoding.http.delete(f"/aliases/{name}")
         answer = encoding.http.put(f"/aliases/{name}", json={"model": model})
         assert answer.status_code == 200, answer.text
         raw = api.embeddings.with_raw_response.create(model=name, input=TEXTS)

@@ -219,16 +219,17 @@ def test_lists_read_all_pages(client: Client):
         client.encoders.delete(name)
 
 
-def test_an_alias_is_created_repointed_listed_and_deleted(texts):
+def test_an_alias_is_created_kept_listed_and_deleted(texts):
     client = texts.client
-    for model in ("new", "old->new@faq"):
-        made = client.aliases.create("plain", model)
-        assert (made["name"], made["model"]) == ("plain", model)
+    made = client.aliases.create("plain", model := "old->new@faq")
+    assert (made["name"], made["model"]) == ("plain", model)
+    with pytest.raises(ConflictError, match="belongs to the model 'old->new@faq'"):
+        client.aliases.create("plain", "new")
     assert client.aliases.get("plain") == made == client.aliases.get_or_create("plain", model=model)
     with pytest.raises(NotFoundError, match="no store named 'nothing'"):
         client.aliases.get_or_create("of-a-store", store="nothing")
     assert made in client.aliases.list()
-    with pytest.raises(ConflictError, match="alias 'plain'"):
+    with pytest.raises(ConflictError, match="the name 'plain'"):
         client.encoders.delete("new")
     client.aliases.delete("plain")
     assert made not in client.aliases.list()

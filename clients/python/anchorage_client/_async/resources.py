@@ -237,7 +237,7 @@ class AsyncAliases(AsyncResource):
     async def create(
         self, name: str, model: str | None = None, *, store: str | None = None
     ) -> Json:
-        """Create an alias, or point it to another model or store.
+        """Create an alias; the same call again changes nothing. ConflictError if it is in use.
 
         store  it makes the vectors that the store's clients need: by the old encoder before a
                cutover, by the new one after it, by the old one again after a rollback
@@ -287,10 +287,6 @@ class AsyncApiKeys:
     async def list(self) -> builtins.list[Json]:
         """Return all keys, without their secrets."""
         return members_of(await self._transport.get("/api-keys"), "api_keys")
-
-    async def get(self, id: str) -> Json:
-        """Return a key, without its secret."""
-        return await self._transport.get(f"/api-keys/{segment(id)}")
 
     async def delete(self, id: str) -> None:
         """Revoke a key."""

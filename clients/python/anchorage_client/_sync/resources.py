@@ -233,7 +233,7 @@ class Aliases(Resource):
     compared = ("model", "store")
 
     def create(self, name: str, model: str | None = None, *, store: str | None = None) -> Json:
-        """Create an alias, or point it to another model or store.
+        """Create an alias; the same call again changes nothing. ConflictError if it is in use.
 
         store  it makes the vectors that the store's clients need: by the old encoder before a
                cutover, by the new one after it, by the old one again after a rollback
@@ -283,10 +283,6 @@ class ApiKeys:
     def list(self) -> builtins.list[Json]:
         """Return all keys, without their secrets."""
         return members_of(self._transport.get("/api-keys"), "api_keys")
-
-    def get(self, id: str) -> Json:
-        """Return a key, without its secret."""
-        return self._transport.get(f"/api-keys/{segment(id)}")
 
     def delete(self, id: str) -> None:
         """Revoke a key."""
