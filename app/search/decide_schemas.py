@@ -176,18 +176,11 @@ class QualityOut(BaseModel):
 
     cosine: float = Field(
         description="Mean centred cosine to the item's own vector, -1 to 1: of both vectors less "
-        "the anchors' mean. `plain_cosine` is usually higher."
-    )
-    plain_cosine: float = Field(
-        description="Mean cosine to the item's own vector without centring, as a vector database "
-        "computes it, -1 to 1."
+        "the anchors' mean. A vector database computes it without, which is usually higher."
     )
     mrr: float = Field(description="Mean reciprocal rank of the item's own vector, 0 to 1.")
     recall: float = Field(
         description="Mean share of the native query's `k` nearest items that are found, 0 to 1."
-    )
-    recall_1: float = Field(
-        description="Share of queries that find the same nearest item as the native query, 0 to 1."
     )
     intervals: dict[str, tuple[float, float]] = Field(
         description="95 % interval of each measure over other items, [low, high], by measure."

@@ -195,7 +195,6 @@ def _measure(
         k,
         corpus=None if corpus is None else corpus.double() - mean,
         cosines=cosines,
-        mean=mean,
     )
     return {kind: _describe(measures[kind]) for kind in QUERY_KINDS}
 

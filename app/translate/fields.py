@@ -89,9 +89,6 @@ class MinQuality(Body):
         description="Share of a native query's 10 nearest items that the translated query finds, "
         "0 to 1.",
     )
-    recall_1: Share | None = Field(
-        None, description="Share of queries that find the same nearest item, 0 to 1."
-    )
     mrr: Share | None = Field(
         None, description="Mean reciprocal rank of the item's own vector, 0 to 1."
     )

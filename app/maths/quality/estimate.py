@@ -17,7 +17,6 @@ from app.maths.quality.crossfit import HeldOutTranslations, hold_out
 from app.maths.quality.index_curves import (
     FEW_NEIGHBOURS_LIFT,
     MRR_PRIOR,
-    NEAREST_ERROR,
     NORMAL_95,
     RECALL_PRIOR,
     TAIL_ERROR,
@@ -51,7 +50,7 @@ class Estimate:
     neighbours  neighbours of recall
     measured    whether recall is measured in an index of that size; else it is extrapolated
     comparison  what orders the rows of the index
-    measures    recall, recall_1 and mrr, each with a 95 % interval, in an index without the anchors
+    measures    recall and mrr, each with a 95 % interval, in an index without the anchors
     """
 
     anchors: int
@@ -82,7 +81,6 @@ def estimate(curves: IndexCurves, index: int) -> Estimate:
     measures = {
         "mrr": _reciprocal_rank(curves, index),
         "recall": _overlap(curves, index, neighbours),
-        "recall_1": _overlap(curves, index, 1),
     }
     measured = _is_measured(curves.recall, -math.log10(neighbours / (index - 1)), neighbours)
     return Estimate(curves.anchors, index, neighbours, measured, curves.comparison, measures)
@@ -116,7 +114,6 @@ def _expect(
     else:
         tail = curves.tail if is_recall else None
         value, variance = _extrapolate(curve, level, neighbours, prior, tail)
-        variance += NEAREST_ERROR**2 if neighbours == 1 else 0.0
     return value + prior.gain, (variance + prior.gain_error**2 * 300.0 / curves.anchors) ** 0.5
 
 

@@ -109,10 +109,6 @@ class CurvePrior(NamedTuple):
 RECALL_PRIOR = CurvePrior((0.4, 0.24), (0.35, 0.08), 0.04, 2.0, -0.022, 0.05)
 MRR_PRIOR = CurvePrior((-1.5, 0.07), (0.2, 0.03), 0.025, 1.2, 0.25, 0.13)
 
-#: The error of y that the priors do not know: of the nearest item alone, beyond the measured
-#: levels.
-NEAREST_ERROR = 0.12
-
 #: Quantile of a 95 % interval.
 NORMAL_95 = 1.959964
 

@@ -119,7 +119,6 @@ def evaluate(
     *,
     corpus: Float[Tensor, "m d"] | None = None,
     cosines: CosineBlockFunction = cosine_blocks,
-    mean: Float64[Tensor, " d"] | float = 0.0,
 ) -> dict[str, dict[str, Float64[Tensor, " n"]]]:
     """The measures of each item, by each kind of query (n, d), against the native vectors of the
     same n items; all centred on the target's anchors.
@@ -128,15 +127,12 @@ def evaluate(
     corpus   (m, d) the index; None: the native vectors, each item left out of its list of
              neighbours
     cosines  computes the blocks of cosines; every cosine between two items comes from it
-    mean     (d,) what the vectors were centred on
 
-    cosine        cos(translated_i, native_i) of the centred vectors
-    plain_cosine  the same before centring: what a vector database returns
-    mrr           1 / rank of native_i in the whole index
-    recall        share of the native query's k items that the translated query finds too
-    recall_1      1 where both find the same item first, else 0
-    With a corpus, the rank is that of the row that the native query finds first; recall and
-    recall_1 compare the rows that both queries find in the corpus.
+    cosine  cos(translated_i, native_i)
+    mrr     1 / rank of native_i in the whole index
+    recall  share of the native query's k items that the translated query finds too
+    With a corpus, the rank is that of the row that the native query finds first, and recall
+    compares the rows that both queries find in the corpus.
     """
     truth = unit(native)
     index = truth if corpus is None else unit(corpus)
@@ -149,10 +145,8 @@ def evaluate(
         found = search(cosines(made, index), k, own=own, targets=targets)
         measures[name] = {
             "cosine": (made * truth).sum(dim=1),
-            "plain_cosine": row_cosines(vectors + mean, native + mean),
             "mrr": 1.0 / found.ranks.double(),
             "recall": shared_count(found.near, wanted.near).double() / k,
-            "recall_1": (found.near[:, 0] == wanted.near[:, 0]).double(),
         }
     return measures
 

@@ -20,7 +20,7 @@ from app.maths.translators.translator import apply
 from research.definitions import measures
 
 SIZES = (1_000, 3_000, 10_000, 100_000, 10**6, 10**9, 10**12)
-FALLING = ("recall", "recall_1", "mrr")
+FALLING = ("recall", "mrr")
 
 
 def cloud(seed: int, count: int, noise: float = 0.3):
