@@ -379,6 +379,8 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
     for step in ("cutover", "rollback"):
         if step in found["found"] and found["state"] in ("cut-over", "rolled-back"):
             typer.echo(f"{step}: clients waited {found['found'][step]['pause_s']:.3f} s.")
+    if found["state"] != "abandoned":
+        _print_estimate(found["plan"])
     if error is not None and found["ended_at"] is None:
         detail = in_words_of_commands(error["detail"], store)
         typer.secho(f"ERROR ({error['code']}): {detail}", fg="red", err=True)
@@ -423,11 +425,14 @@ def _print_plan(plan: Mapping[str, Any], *, notes: bool) -> None:
     ]
     header = ("rows", f"{plan['rows']:,}, to {plan['fill']} by {plan['target']}")
     print_rows(header, facts, as_json=False)
-    if (estimate := plan.get("estimate")) is not None:
-        line = (
-            "Estimate: {recall:.0%} ({low:.0%} to {high:.0%}) of the target's own top {neighbours}"
-        )
-        by = ", by inner product," if estimate.get("comparison") == "product" else ""
-        typer.echo(f"{line}{by} among {{index:,}} rows.".format(**estimate))
+    _print_estimate(plan)
     for note in plan["notes"] if notes else ():
         typer.echo(f"Note ({note['code']}): {in_words_of_commands(note['detail'], plan['store'])}")
+
+
+def _print_estimate(plan: Mapping[str, Any]) -> None:
+    """Print what translated vectors are expected to find, where the plan is to translate."""
+    if estimate := plan.get("estimate"):
+        by = ", by inner product" if estimate.get("comparison") == "product" else ""
+        share = "{recall:.0%} ({low:.0%} to {high:.0%}) of the target's own top {neighbours}{by}"
+        typer.echo(f"Translated vectors; expected to find {share}.".format(by=by, **estimate))

@@ -41,10 +41,12 @@ def show_overview(request: Request, services: Svc, project: Reads) -> Response:
         if move.state != MigrationState.abandoned:
             moves.setdefault(move.row.store.name, move)
     listed = services.stores.addresses.items()
+    urls = {name: each.url for name, each in listed if project in each.projects}
     return render(
         request,
         "overview.html",
-        addresses=[name for name, each in listed if project in each.projects],
+        addresses=list(urls),
+        in_postgres=[url.startswith("postgres") for url in urls.values()],
         stores=stores,
         changed=changed,
         check_tones=wording.CHECK_TONES,

@@ -55,8 +55,8 @@ def show_store_verdict(
     pair = FitRequest(
         row.encoder.name, target, anchor_set, "auto", row.map_options({}), index=index
     )
-    text_exists = True if row.options.get("text_field") else None
-    known = AdviceFacts(text_exists=text_exists, **cost_to_embed(services, row, target))
+    has_texts = bool(row.options.get("text_field"))
+    known = AdviceFacts(text_exists=has_texts, **cost_to_embed(services, row, target))
     advice = advise(services, context, pair, known, newest=True)
     return render(
         request,

@@ -46,10 +46,7 @@ MIGRATION_STATES: dict[MigrationState, tuple[str, str]] = {
         "good",
     ),
     MigrationState.rolled_back: ("Clients see the old vectors again. The new ones are kept.", ""),
-    MigrationState.finished: (
-        "The store has the vectors of the new encoder alone. Nothing is left to do.",
-        "good",
-    ),
+    MigrationState.finished: ("The old vectors are deleted. Nothing is left to do.", "good"),
     MigrationState.abandoned: ("The store is as it was before this migration.", ""),
 }
 

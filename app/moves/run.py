@@ -154,8 +154,8 @@ class Run:
         found.pop("verify", None)
         is_new = "phase" not in self._position
         if "before" not in found or (is_new and self._position.get("again")):
-            checksum = self._move.store.checksum(lambda rows: self._report("checksum"))
-            found["before"] = {"rows": checksum.rows, "checksum": checksum.digest}
+            read = self._move.store.checksum(lambda rows: self._report("checksum", checked=rows))
+            found["before"] = {"rows": read.rows, "checksum": read.digest}
         self._save(position, found=found)
         self._rows_before = embedded_rows(position, 0)
         self._began = time.monotonic()
@@ -324,12 +324,12 @@ class Run:
         self._position = self._move.usage.add_to(position)
         self._held.save(position=self._position, **values)
 
-    def _report(self, phase: str) -> None:
+    def _report(self, phase: str, **facts: int) -> None:
         """Tell the client how far the run is."""
         # A page is written whole, perhaps after a minute.
         rows = embedded_rows(self._position, max(0, self._ahead))
         total = self._position.get("total", 0)
-        self._facts["phase"] = phase
+        self._facts |= {"phase": phase, **facts}
         away = self._away if phase == "waiting" else None
         self._facts["waiting"] = away and away.document()
         rate = None

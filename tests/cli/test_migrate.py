@@ -75,7 +75,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert terminal.run("migrate", "docs", *PAIR).exit_code == 1  # nobody says yes
     assert terminal.json("migrate", "status")[0]["state"] == "abandoned"
     printed = terminal.ok("migrate", "plan", "docs", *PAIR)
-    for words in ("600, to translate by new", "Estimate:", "To begin: anchorage migrate docs"):
+    for words in ("to translate by new", "expected to find", "To begin: anchorage migrate docs"):
         assert words in printed
     assert "and 1 s or more for the index" in printed
     assert "`--target new`" in terminal.refusal("migrate", "docs", "--target", "old")
@@ -104,7 +104,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "No store doc has a migration" in terminal.refusal("migrate", "finish", "doc")
     assert "is finished" in terminal.ok("migrate", "finish", "docs", "--yes")
     assert vectors(table).shape == (ROWS, NEW_DIM)
-    assert terminal.json("migrate", "status")[0]["state"] == "finished"
+    assert "expected to find" in terminal.ok("migrate", "status", "docs")  # it stays so
     assert "restore a backup" in terminal.refusal("migrate", "rollback", "docs")
 
 

@@ -42,7 +42,9 @@ def hostile_rows() -> list[Base]:
     encoder = {"project": "hostile", "kind": "external", "dim": 12, "modality": "text"}
     first = EncoderRow(name=hostile("encoder"), model=hostile("model"), **encoder)
     place = {name: hostile(name) for name in ("name", "address", "collection")}
-    return [first, StoreRow(project="hostile", kind="lancedb", encoder=first, **place)]
+    options = {"where": place}
+    store = StoreRow(project="hostile", kind="lancedb", encoder=first, options=options, **place)
+    return [first, store]
 
 
 def fill(client: Client, lake: Path) -> list[str]:

@@ -19,18 +19,19 @@ VERDICT = f"{PAGE}/verdict?target=new&anchor_set=items"
 
 def test_a_store_says_what_it_holds_and_what_to_do(shop: Shop) -> None:
     empty = shop.client.get("/console/stores").text
-    assert "anchorage migrate postgresql://" in empty
+    assert "anchorage migrate ADDRESS --collection docs" in empty  # which is not PostgreSQL
     assert "lists none for this project" not in empty
     assert shop.client.get(PAGE).status_code == 404
-    shop.connect()
+    shop.connect(text_field=None)
     listed = shop.client.get("/console").text
     assert f'href="{PAGE}"' in listed
     facts = shop.client.get(f"{PAGE}/facts").text
     assert '<dd class="big">200</dd>' in facts
     assert "Its vectors look like those of old." in facts
-    answer = shop.client.post("/advice", json={**PAIR, "index": 200}).json()
+    answer = shop.client.post("/advice", json={**PAIR, "index": 200, "text_exists": False}).json()
     page = shop.client.get(VERDICT).text
     assert f"<strong>{answer['advice'].capitalize()}, if the old model still answers." in page
+    assert "<strong>Else cascade.</strong>" in page
     recall = answer["fidelity"]["measures"]["recall"]["value"]
     assert f"Estimated recall@10: {100 * recall:.0f} %" in page
     assert "among 200 items" in page
@@ -114,7 +115,7 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert "Next: Cut over" in planned.client.get("/console").text
     assert enabled(press(planned, "cutover")) == ["rollback", "finish", "verify"]
     assert f'hx-get="{PAGE}/facts"' in planned.client.get(PAGE).text  # the rows that there are now
-    assert "with vectors of <code>new</code>" in planned.client.get("/console").text
+    assert "with vectors translated to <code>new</code>" in planned.client.get("/console").text
     seen = planned.client.get("/stores/docs").json()
     assert (seen["encoder"], seen["space"]["verdict"], seen["dim"]) == ("new", "matches", 24)
     named = planned.client.put("/aliases/docs-vectors", json={"store": "docs"})
@@ -128,8 +129,7 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert planned.client.post(f"{PAGE}/steps/finish", data=wrong).status_code == 422
     page = press(planned, "finish", name="docs")
     assert enabled(page) == []
-    assert "vectors of the new encoder alone. Nothing is left to do." in page
-    assert "Nothing is left to do." in planned.client.get("/console").text
+    assert re.search(r"translated: they are expected to find <strong>\d+ %</strong>", page)
     planned.client.post(f"{PAGE}/plan", data={"target": "old@items"})
     page = press(planned, "abandon")  # which leaves the store as the first has made it
     assert "Nothing is left to do." in page
