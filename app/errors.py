@@ -158,8 +158,8 @@ class LimitReached(Conflict):
     code = "limit-reached"
 
 
-class BelowEstimate(Conflict):
-    code = "below-estimate"
+class NotVerified(Conflict):
+    code = "not-verified"
 
 
 class OldSizeTrigger(Conflict):

@@ -62,7 +62,7 @@ OVER = {
     "app/encoders": 3_295,
     "app/moves": 3_673,
     "app/openai": 728,
-    "app/stores": 7_911,
+    "app/stores": 7_917,
 }
 
 WIDTH, ACROSS, HEIGHT = 860, 4, 62

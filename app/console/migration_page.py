@@ -66,7 +66,7 @@ def confirm_step(
     move = _active(services, project, name)
     if call not in move.next:
         migrations.refuse_unless_possible(move.row, call, busy=move.is_busy)
-        steps.refuse_below_estimate(move.row)
+        steps.refuse_unverified(move.row, call)
     return render(
         request,
         "store_step.html",

@@ -237,14 +237,14 @@ def possible_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
 def next_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
     """Return the calls that are possible now, the most likely first and `abandon` last.
 
-    `hand_over` needs a `verify` that passed, which is not repeated before it.
+    `hand_over` and `finish` need a `verify` that passed, which is not repeated before them.
     """
     calls = possible_calls(row, busy=busy)
     if queries.STEP in row.position:
         return calls
     passed = bool(row.found.get("verify", {}).get("passed"))
     if not passed:
-        calls = [each for each in calls if each != hand_over(row)]
+        calls = [each for each in calls if each not in (hand_over(row), "finish")]
     later = {"abandon": 3, "verify": 2 * passed, "run": row.state == MigrationState.filled}
     return sorted(calls, key=lambda call: later.get(call, 0))
 

@@ -22,9 +22,9 @@ from app.db import tables
 from app.db.session import changed_rows
 from app.errors import (
     AnchorageError,
-    BelowEstimate,
     EncoderFailed,
     EncoderUnavailable,
+    NotVerified,
     OldSizeTrigger,
     StoreUnavailable,
     Unavailable,
@@ -75,7 +75,7 @@ def take_step(
 
     A rollback keeps the new vectors. After `finish`, the store belongs to the target encoder; where
     the application opens the new vectors itself, both stay, and so does the encoder.
-    Raises NotFound, WrongState, MigrationActive, BelowEstimate, OldSizeTrigger, Overloaded and the
+    Raises NotFound, WrongState, MigrationActive, NotVerified, OldSizeTrigger, Overloaded and the
     store's errors.
     """
     found = find_migration(services, context.project, migration_id)
@@ -87,8 +87,8 @@ def take_step(
     ):
         found = find_migration(services, context.project, migration_id)
         refuse_unless_possible(found.row, step, busy=found.is_busy)
-        if step == hand_over(held.row):
-            refuse_below_estimate(held.row)
+        if step in (hand_over(held.row), "finish"):
+            refuse_unverified(held.row, step)
         move = open_migration(services, held.row)
         if step == "cutover" and not force and STEP not in held.position:
             refuse_old_size(move)
@@ -180,21 +180,21 @@ def _without_step(held: Lease) -> dict[str, Any]:
     return {name: each for name, each in held.position.items() if name != STEP}
 
 
-def refuse_below_estimate(row: tables.MigrationRow) -> None:
-    """Raises BelowEstimate unless `verify` has passed since the last run."""
+def refuse_unverified(row: tables.MigrationRow, step: str) -> None:
+    """Raises NotVerified unless `verify` has passed since the last run."""
     found = row.found.get("verify")
     estimated = {"index_recall": row.plan.get("min_recall"), **(row.plan.get("estimate") or {})}
     if found is None:
-        raise BelowEstimate(
+        raise NotVerified(
             f"The migration was not verified since its last run. Call `verify`, and "
-            f"`{hand_over(row)}` once it has passed.",
+            f"`{step}` once it has passed.",
             more={"found": None, "estimated": estimated},
         )
     if not found["passed"]:
         checks = ("rows", "payloads", "sample", "index")
         failed = [found[name]["detail"] for name in checks if found[name]["passed"] is False]
-        raise BelowEstimate(
-            f"The last `verify` did not pass. {' '.join(failed)}",
+        raise NotVerified(
+            f"The last `verify` did not pass, so `{step}` waits. {' '.join(failed)}",
             more={"found": found, "estimated": estimated},
         )
 

@@ -162,7 +162,7 @@ def test_a_step_that_is_not_possible_has_no_page_and_changes_nothing(planned: Sh
     assert planned.client.get(f"{PAGE}/steps/delete").status_code == 422
     assert planned.client.get("/migrations").json()["migrations"][0]["state"] == "planned"
     press(planned, "run")
-    assert "below-estimate" in planned.client.get(f"{PAGE}/steps/cutover").text
+    assert "not-verified" in planned.client.get(f"{PAGE}/steps/cutover").text
 
 
 def test_a_key_that_only_reads_sees_no_button_and_takes_no_step(

@@ -115,7 +115,7 @@ def test_a_file_is_filled_verified_and_left_to_the_application(
         answer = stocked.post(f"{moved}/{step}")
         assert (answer.status_code, answer.json()["code"]) == (409, "wrong-state")
         assert "open the new file in your application" in answer.json()["detail"]
-    assert stocked.post(f"{moved}/finish").json()["code"] == "below-estimate"
+    assert stocked.post(f"{moved}/finish").json()["code"] == "not-verified"
     rows[3] = rows[4]
     write(rows)  # although nothing should be written now
     verified = act("verify")["found"]["verify"]

@@ -14,8 +14,8 @@ from app.context import RequestContext, WorkTurns
 from app.db import tables
 from app.errors import (
     AnchorageError,
-    BelowEstimate,
     NotFound,
+    NotVerified,
     OldSizeTrigger,
     StoreChanged,
     StoreUnavailable,
@@ -26,7 +26,7 @@ from app.moves import service as migrations
 from app.moves import steps
 from app.moves.context import clients_see_new, open_migration
 from app.moves.lease import take_lease
-from tests.helpers import CONTEXT, again
+from tests.helpers import CONTEXT, again, alter
 from tests.moves.moving import (
     NEW_DIM,
     OLD_DIM,
@@ -93,6 +93,13 @@ def test_a_store_moves_back_and_forth_and_then_belongs_to_the_new_encoder(
     assert verified.now.row.found["rollback"]["pause_s"] < 5 * slack()
     assert verified.now.next == ["cutover", "sync", "verify", "abandon"]
     take(verified, "cutover")
+    found = verified.now.row.found
+    failed = {**found["verify"], "passed": False}
+    alter(verified.services, verified.now.row, found={**found, "verify": failed})
+    assert verified.now.next == ["verify", "rollback", "sync"]
+    with pytest.raises(NotVerified, match="so `finish` waits"):
+        take(verified, "finish")
+    alter(verified.services, verified.now.row, found=found)
     ended = take(verified, "finish")
     assert (ended.row.state, ended.next) == ("finished", [])
     assert ended.row.ended_at is not None
@@ -127,12 +134,12 @@ def test_a_row_without_a_direction_does_not_stop_a_rollback_to_not_null(moving: 
 
 
 def test_a_cutover_needs_a_verification_that_passed(filled: Moving) -> None:
-    with pytest.raises(BelowEstimate, match="Call `verify`") as raised:
+    with pytest.raises(NotVerified, match="Call `verify`") as raised:
         take(filled, "cutover")
     assert raised.value.more["found"] is None
     use_a_poor_index(filled, f"anchorage_{filled.id[:8]}_new")
     filled.do("verify")
-    with pytest.raises(BelowEstimate, match=r"below 0\.900") as raised:
+    with pytest.raises(NotVerified, match=r"below 0\.900") as raised:
         take(filled, "cutover")
     assert raised.value.more["estimated"]["index_recall"] == 0.9
     assert raised.value.more["found"]["index"]["after"] < 0.8

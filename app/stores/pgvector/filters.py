@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from app.errors import InvalidFilter, InvalidOption
+from app.errors import DimensionMismatch, InvalidFilter, InvalidOption
 from app.types import is_unicode
 
 if TYPE_CHECKING:
@@ -124,3 +124,18 @@ def join_vectors(seen: PgTable, other: PgTable) -> sql.Composable:
     return sql.SQL("(SELECT {}, o.{} FROM {} s JOIN {} o ON o.{} = s.{})").format(
         sql.SQL(", ").join(columns), vector, seen.rows, other.identifier, key, key
     )
+
+
+def require_dim(table: PgTable, dim: int) -> None:
+    """Raises DimensionMismatch for rows with vectors of another size, and says how to find them."""
+    find = sql.SQL("SELECT {0}, vector_dims({1}) FROM {2} r WHERE vector_dims({1}) <> {3}").format(
+        sql.Identifier(table.key.name), sql.Identifier(table.vectors.name), table.rows, dim
+    )
+    rows = table.connection.execute(find + sql.SQL(" LIMIT 5")).fetchall()
+    if rows:
+        named = ", ".join(f"{id} ({size})" for id, size in rows)
+        raise DimensionMismatch(
+            f"Rows have vectors of another size than {dim}: {named}. A client writes by another "
+            "model. Stop it, and write these rows again by the right one, or delete them. All of "
+            f"them: {find.as_string(table.connection)}"
+        )

@@ -18,6 +18,7 @@ import psycopg
 from app.errors import StoreChanged, StoreRefused, StoreUnavailable, StoreUnsupported, WrongState
 from app.stores.pgvector.checks import require_same_tables
 from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.filters import require_dim
 from app.stores.pgvector.following import CAPTURED_ROWS, Follower, PgNewVectors, save_state
 from app.stores.pgvector.locks import lock_all, locks_of_switch, run_locked
 from app.stores.pgvector.second_table import (
@@ -211,8 +212,11 @@ class PgMigration(PgNewVectors):
         save_state(layout, after)
         return True
 
-    def _validate(self) -> None:
-        """Validate the foreign keys that a switch, which may have been killed, has added."""
+    def _validate(self, *, new_only: bool = False) -> None:
+        """Validate the foreign keys that a switch, which may have been killed, has added.
+
+        new_only  raises DimensionMismatch if clients see vectors of another size than the new ones
+        """
         with (
             suppress(StoreChanged, StoreRefused, StoreUnsupported),  # of a table without a switch
             self.connections.use("to validate foreign keys", long=True, whole=False) as connection,
@@ -220,6 +224,8 @@ class PgMigration(PgNewVectors):
             layout = load_layout(connection, self.location)
             if layout.moving is None or layout.moving.phase == "prepared":
                 return
+            if new_only and layout.moving.is_cut_over:
+                require_dim(layout.seen, self.dim)
             for [statement] in connection.execute(_TO_VALIDATE, [layout.seen.oid]).fetchall():
                 with (
                     suppress(psycopg.errors.ForeignKeyViolation),  # a client's own, meanwhile
@@ -244,5 +250,5 @@ class PgMigration(PgNewVectors):
             for *_, drop in found:
                 connection.execute(drop.encode())
 
-        self._validate()
+        self._validate(new_only=cut_over)
         run_locked(self.connections, self.location, "to remove the migration", step)

@@ -314,7 +314,8 @@ class PgvectorStore(Store):
         scores = [float(1 - row[1] if metric == "cosine" else -row[1]) for row in rows]
         vectors = payloads = None
         if wanted.vectors:
-            vectors = stack_vectors([row[2] for row in rows], wanted.queries.shape[1])
+            table, dim = layout.table(wanted.side), wanted.queries.shape[1]
+            vectors = stack_vectors([row[2] for row in rows], table, dim)
         if wanted.payload:
             value = sql.SQL("(SELECT to_jsonb(p) FROM (SELECT {}) p)::text").format(
                 sql.SQL(", ").join(sql.Identifier("r", name) for name in layout.seen.payload)

@@ -18,11 +18,11 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from app.errors import DimensionMismatch, StoreChanged, StoreRefused, StoreUnsupported
+from app.errors import StoreChanged, StoreRefused, StoreUnavailable, StoreUnsupported
 from app.stores.answers import MAX_ANSWER_BYTES, MAX_CONTENT_BYTES
 from app.stores.common import did_you_mean
 from app.stores.pgvector.connections import StoreConnection
-from app.stores.pgvector.filters import join_vectors, select_rows
+from app.stores.pgvector.filters import join_vectors, require_dim, select_rows
 from app.stores.port import Cursor, Page, Side, StoreId, StoreLocation, StoreVectors
 from app.stores.text_templates import parse_template
 
@@ -225,7 +225,7 @@ class PgTable:
             self.selected_key, column, self.rows, chosen, column, tail
         )
         rows = self.connection.cursor(binary=True).execute(query, values).fetchall()
-        vectors = stack_vectors([row[1] for row in rows], self.read_dim(of_empty=0))
+        vectors = stack_vectors([row[1] for row in rows], self, self.read_dim(of_empty=0))
         return Page([row[0] for row in rows], vectors)
 
     def fetch(self, ids: Sequence[StoreId]) -> Page:
@@ -427,15 +427,13 @@ def _choose_vectors(table: str, columns: Sequence[PgColumn], wanted: str | None)
     )
 
 
-def stack_vectors(found: Sequence[Any], dim: int) -> StoreVectors:
+def stack_vectors(found: Sequence[Any], table: PgTable, dim: int) -> StoreVectors:
     """Return vectors of pgvector's own classes as one matrix (n, d)."""
     vectors = np.zeros((len(found), dim), np.float32)
     for place, each in enumerate(found):
         if each.dimensions() != dim:
-            raise DimensionMismatch(
-                f"A row has a vector of {each.dimensions()} numbers, not {dim}: a client writes by "
-                "another model. Stop it, and write such rows again (`vector_dims(...)` finds them)."
-            )
+            require_dim(table, dim)
+            raise StoreUnavailable("Rows got vectors of this size meanwhile. Try again.")
         vectors[place] = each.to_numpy()
     return vectors
 

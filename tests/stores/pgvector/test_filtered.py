@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import InvalidFilter, InvalidOption, StoreRefused, StoreUnsupported
+from app.errors import AnchorageError, InvalidFilter, InvalidOption, StoreRefused, StoreUnsupported
 from app.stores.pgvector.store import CHEAP_COST
 from app.stores.port import Search
 from tests.stores.pgvector.tables import (
@@ -97,6 +97,13 @@ def test_a_store_sees_and_moves_only_its_rows(shared: Table) -> None:
     assert np.allclose(found[32], written[8], atol=1e-5)
     assert np.array_equal(found[0], written[0])
     migration.cutover(translate)
+    add(shared, 33, 7, "it's", written[8])  # by a process that knows the old model alone
+    for refused in (migration.finish, lambda: migration.rollback(translate_back)):
+        with pytest.raises(AnchorageError, match=rf"than {NEW_DIM}: 33 \(4\)") as caught:
+            refused()
+    statement = str(caught.value).partition("All of them: ")[2]
+    assert shared.execute(statement.replace("{", "{{")) == [(33, OLD_DIM)]
+    shared.execute("DELETE FROM {t} WHERE id = 33")
     migration.finish()
     assert (store.facts().rows, store.facts().dim) == (31, NEW_DIM)
     assert others(shared) == before
