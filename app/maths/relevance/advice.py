@@ -262,9 +262,9 @@ def usual_change(anchors: int) -> str:
     for fewest, mean, worst in BY_ANCHORS:
         if anchors >= fewest:
             return (
-                f"Elsewhere, with {fewest:,} anchors, translated scores changed the old model's "
-                f"nDCG@10 by {mean:+.3f} in the mean, written to the store (translate) or not "
-                f"(cascade: {worst:+.3f} at worst)."
+                f"On other collections, with {fewest:,} anchors, nDCG@10 changed by {mean:+.3f} in "
+                f"the mean against the old model, whether translated vectors are written or only "
+                f"searched. The worst case of searching was {worst:+.3f}."
             )
     return ""
 
