@@ -7,6 +7,8 @@ from typing import Any
 
 import typer
 
+from app.stores.common import did_you_mean
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -47,11 +49,6 @@ LAYOUTS = {
         vector_field="vector",
         table="document_chunk",
     ),
-    "dify": Layout(
-        "text",
-        "Change `embedding_model` and `embedding_model_provider` of the row in Dify's table "
-        "`datasets`. Dify's own form would embed everything again.",
-    ),
     "supabase": Layout(
         "content",
         "Functions with a size, as `match_documents(query_embedding vector(1536))`, need the new "
@@ -65,8 +62,6 @@ def fill_in(
     name: str, address: str, table: str | None, collection: str | None
 ) -> tuple[str, dict[str, Any]]:
     """Return the table and the fields of a framework's store. Raises typer.BadParameter."""
-    from app.stores.common import did_you_mean
-
     if name not in LAYOUTS:
         raise typer.BadParameter(f"There is no layout {name!r}.{did_you_mean(name, LAYOUTS)}")
     layout = LAYOUTS[name]
@@ -91,9 +86,10 @@ def _collections(address: str, query: str) -> dict[str, str]:
     """Return the value of each collection by its name. Raises typer.BadParameter."""
     import psycopg
 
+    from app.stores.pgvector.connections import fault
+
     try:
         with psycopg.connect(address, connect_timeout=10, prepare_threshold=None) as connection:
             return {each: value for value, each in connection.execute(query).fetchall()}
     except psycopg.Error as error:
-        reason = error.diag.message_primary or "the database cannot be reached"
-        raise typer.BadParameter(f"The collections cannot be listed: {reason}.") from None
+        raise typer.BadParameter(fault(error, "to list the collections").detail) from None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -13,9 +13,10 @@ from typer.core import TyperGroup
 from app.cli import INTERRUPTED
 from app.cli.layouts import LAYOUTS, fill_in
 from app.cli.output import AsJson, print_json, print_rows, warn
-from app.cli.service import DEFAULT_URL, REFUSED, Url, connect, in_words_of_commands
+from app.cli.service import DEFAULT_URL, Url, connect, in_words_of_commands
 from app.cli.sources import KINDS, Source, find_target
 from app.cli.stores import TextField, VectorField, print_space
+from app.stores.common import did_you_mean
 
 if TYPE_CHECKING:
     from anchorage_client import Client, Migration
@@ -28,8 +29,11 @@ class StoreGroup(TyperGroup):
     """Commands by name; any other first argument is a store, or the address of one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return what is left of the arguments."""
+        """Return what is left of the arguments. Raises typer.BadParameter for an unknown step."""
         known = not args or args[0] in self.commands or args[0] == "--help"
+        if not known and len(args) > 1 and not any(each.startswith("-") for each in args[:2]):
+            near = did_you_mean(args[0], {*self.commands} - {WHOLE})
+            raise typer.BadParameter(f"There is no step {args[0]!r}.{near}")
         return super().parse_args(ctx, args if known else [WHOLE, *args])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -58,8 +62,10 @@ Fill = Literal["embed", "translate"] | None
 MIGRATION_COLUMNS = ("id", "store", "source", "target", "fill", "state", "created_at")
 
 
+@cli.command("plan", help="Say what a migration costs and is worth, and keep the plan.")
 @cli.command(WHOLE, hidden=True)
 def migrate(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -87,12 +93,12 @@ def migrate(
         Text, typer.Option(help=f"The framework that made the table: {', '.join(LAYOUTS)}.")
     ] = None,
     name: Annotated[Text, typer.Option(help="Of a collection, where a table has several.")] = None,
+    store_name: Annotated[Text, typer.Option("--store", help="The name that it gets.")] = None,
     where: Annotated[
         list[str] | None, typer.Option(help="COLUMN=VALUE of the rows that are the store's.")
     ] = None,
     text_field: TextField = None,
     vector_field: VectorField = None,
-    only_plan: Annotated[bool, typer.Option("--plan", help="Only plan.")] = False,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
@@ -109,7 +115,8 @@ def migrate(
         "rows_per_second": rows_per_second,
         "concurrency": concurrency,
     }
-    place = None
+    place, only_plan = None, context.info_name == "plan"
+    source = re.sub(r"^(postgres(?:ql)?)\+\w+:", r"\1:", source)  # as SQLAlchemy writes it
     fields: dict[str, Any] = {"text_field": text_field, "vector_field": vector_field}
     if layout is not None:
         table, fields = fill_in(layout, source, table, name)
@@ -120,8 +127,8 @@ def migrate(
     choices: dict[str, Any] = {"target": target, "fill": fill, "anchor_set": anchor_set}
     if table is not None:
         embeds = target is not None and fill != "translate" and anchor_set is None
-        place = Source(source, kind, table, name, embeds=embeds, **fields)
-    elif kind or name or "/" in source:
+        place = Source(source, kind, table, store_name or name, embeds=embeds, **fields)
+    elif kind or name or store_name or "/" in source:
         raise typer.BadParameter("Pass --table with the name of the table or collection.")
     elif any(fields.values()):
         raise typer.BadParameter(
@@ -152,10 +159,7 @@ def migrate(
         else:
             migration = _change(client, migration, choices, limits)
         if only_plan and migration.state != "planned":
-            raise typer.BadParameter(
-                f"The migration of {store} is {migration.state}: it cannot be planned again. See "
-                f"it by: anchorage migrate status {store}"
-            )
+            raise typer.BadParameter(f"It has begun. See: anchorage migrate status {store}")
         if only_plan and as_json:
             print_json({"migration": migration.id, **migration.plan})
         elif migration.state == "planned":
@@ -174,13 +178,6 @@ def migrate(
             _go_on(migration, cutover, as_json)
 
 
-@cli.command("plan", help="Say what a migration costs and is worth, and keep the plan.")
-@wraps(migrate)
-def plan(**options: Any) -> None:
-    """Run `migrate --plan`."""
-    migrate(**{**options, "only_plan": True})
-
-
 def _make_step(name: str, question: str) -> Callable[..., None]:
     """Return the command of a single step, which asks a question first if there is one."""
 
@@ -191,10 +188,8 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
             found = _find(client, store)
             if question and not yes:
                 if name not in found.next:
-                    state = f"The migration is {found.state}, so `{name}` is not possible."
-                    typer.secho(f"Error (wrong-state): {state}", fg="red", err=True)
-                    _report(found.data, as_json)
-                    raise typer.Exit(REFUSED)
+                    steps = ", ".join(found.next) or "plan"
+                    raise typer.BadParameter(f"{store} is {found.state}. Possible steps: {steps}.")
                 typer.confirm(question.format(store), abort=True)
             if name in ("run", "verify", "sync"):
                 _complete(found, name, as_json)
@@ -266,17 +261,15 @@ def _newest(client: Client, store: str) -> Migration | None:
 def _find(client: Client, store: str) -> Migration:
     """Return the last migration of a store. Raises typer.BadParameter."""
     if (found := _newest(client, store)) is None:
-        raise typer.BadParameter(
-            f"No store {store} has a migration. `anchorage migrate status` lists all; to begin "
-            f"one: anchorage migrate {store} --target ENCODER"
-        )
+        near = did_you_mean(store, {each["store"] for each in client.migrations.list()})
+        raise typer.BadParameter(f"{store} has no migration.{near} To begin: anchorage migrate")
     return found
 
 
 def _lacks(store: str, choices: Mapping[str, Any], limits: Mapping[str, Any]) -> str | None:
     """Return what a new migration lacks."""
     if choices["target"] is None:
-        return f"{store} has no migration. Pass --target to begin one."
+        return f"{store} has no migration under way. Pass --target to begin one."
     if choices["fill"] == "translate" and choices["anchor_set"] is None:
         return "`--fill translate` needs `--anchor-set`. Where rows have texts, leave it out."
     if limits["max_price"] is not None and limits["price_per_million_tokens"] is None:
@@ -368,14 +361,15 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
 
     facts, error, store = found["progress"], found["error"], found["store"]
     typer.echo(f"The migration {found['id']} of {store} is {found['state']}.")
-    if facts["rows"] or facts["spent"]:
-        more = [
-            f"{facts[name]:,} {name}" for name in ("encoded", "skipped", "truncated") if facts[name]
-        ]
-        if facts["spent"] is not None:
-            more.append(f"{money(facts['spent'])} spent")
-        details = ": " * bool(more) + ", ".join(more)
-        typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows{details}.")
+    counts = [
+        f"{facts[name]:,} {name}" for name in ("encoded", "skipped", "truncated") if facts[name]
+    ]
+    if facts["spent"]:
+        counts.append(f"{money(facts['spent'])} spent")
+    if found["state"] in ("running", "paused"):  # later, clients may have added rows
+        counts.insert(0, f"{facts['rows']:,} of {facts['total'] or 0:,} rows")
+    if counts:
+        typer.echo(f"The run: {', '.join(counts)}.")
     for step in ("cutover", "rollback"):
         if step in found["found"] and found["state"] in ("cut-over", "rolled-back"):
             typer.echo(f"{step}: clients waited {found['found'][step]['pause_s']:.3f} s.")
@@ -388,8 +382,6 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
             warn(f"To go on: anchorage migrate {store} --max-price {facts['price_of_all']:.6g}")
     if facts["waiting"]:
         warn(f"{describe_absence(facts['waiting'])}.")
-    if facts["phase"] == "settling":
-        typer.echo("Rows that clients wrote in that moment get their final vectors: seconds.")
     if calls := found["next"]:
         # The whole command runs, and verifies too.
         first = "" if calls[0] == "run" else f"{calls[0]} "

@@ -30,6 +30,8 @@ def search(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Search a store, also by another encoder than made its vectors. Writes nothing to it."""
+    if not query.strip():
+        raise typer.BadParameter("The text of the search is empty.")
     with connect(url, store) as client:
         found = client.stores.get(store)
         migrations = client.migrations.list(store=store)
@@ -43,7 +45,7 @@ def search(
     scores = [round(each, 4) for each in hits.scores]
     ranked = zip(range(1, k + 1), hits.ids, scores, texts, strict=False)
     print_rows(RESULT_COLUMNS, list(ranked), as_json=as_json)
-    typer.echo(f"By {by}, in a store of {found['encoder']}; mode: {about['mode']}.", err=True)
+    typer.echo(f"By {by}.", err=True)
     for each in about["warnings"]:
         warn(in_words_of_commands(each["detail"], store))
 

@@ -66,11 +66,7 @@ def worker() -> None:
     with explain_faults():
         if settings.database_url is not None:  # a process of a device would start again for ever
             Database(settings.database_url).ping()
-        try:
-            status = main(settings)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-    raise typer.Exit(status)
+        raise typer.Exit(main(settings))
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:

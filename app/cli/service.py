@@ -39,6 +39,10 @@ OPTIONS = (
 CALLS = {
     r"`options\.url`": "`--endpoint`",
     r" Add it to the body\.": " Add it.",
+    r"`anchor_set` is missing\. Name a set that the store's encoder and `target` embedded": "Pass "
+    "`--by`, and `--anchor-set` of it and the store's encoder",
+    r"Send the encoder's vectors, or name an encoder that it runs\.": "Pass `--by` with an encoder "
+    "that it runs, and `--anchor-set`, or first migrate the store.",
     r"POST /encoders(?![/\w])": "`anchorage encoders add`",
     r"POST /stores(?![/\w])": "`anchorage stores connect`",
     r"DELETE /stores/([\w.-]*\w)": r"`anchorage stores disconnect \1`",
@@ -46,6 +50,9 @@ CALLS = {
     r"POST /migrations/\w+/(\w+)": r"`anchorage migrate \1 STORE`",
     r"POST /stores/([\w.-]+)/search": r'`anchorage search \1 "a text"`',
     r"GET /(encoders|stores)(?![/\w])": r"`anchorage \1 list`",
+    r"POST /(compare|evaluate)(?![/\w])": r"`\1` of the Python client",
+    r"(with `(?:address|collection)` .*) Take another name, leave the field out, or delete the "
+    r"old one first\.": r"\1 To move this one too, pass `--store` with another name.",
 }
 STEP = re.compile(r"`(run|verify|sync|cutover|rollback|finish|abandon|pause)`")
 FIELD = re.compile(rf"`({OPTIONS})(?:: ([\w-]+))?`")
@@ -81,10 +88,8 @@ def explain(error: AnchorageError, url: str, store: str) -> str:
     """Return what is wrong and what to do."""
     if error.code == "no-answer":
         return f"No service answers at {url}. Start it with `anchorage serve`, or correct --url."
-    texts = [in_words_of_commands(error.problem.get("detail", error.detail), store)]
-    if error.status == 401:
-        texts.append("Set ANCHORAGE_API_KEY.")
-    return " ".join(texts)
+    text = in_words_of_commands(error.problem.get("detail", error.detail), store)
+    return f"{text} Set ANCHORAGE_API_KEY." if error.status == 401 else text
 
 
 def in_words_of_commands(text: str, store: str = "STORE") -> str:

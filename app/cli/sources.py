@@ -50,6 +50,7 @@ class Source:
         self.address = address if "://" in address else str(Path(address).resolve())
         self.store = _name(name or collection.rpartition(".")[2])
         self.settings = read_settings()
+        self._options = ""  # of the service on this machine
         listed = (name for name, each in self.settings.stores.items() if each.url == self.address)
         # The name of an address that the settings do not list stands for this address alone.
         digest = hashlib.sha256(without_password(self.address).encode()).hexdigest()
@@ -91,6 +92,7 @@ class Source:
         there = urlsplit(url)
         if there.hostname not in ("127.0.0.1", "localhost"):
             return None  # the first request says whether one answers
+        self._options = f" --port {there.port or 80} --data-dir {self.settings.data_dir.resolve()}"
         with suppress(httpx2.HTTPError):
             if httpx2.get(f"{url}/livez", timeout=5, trust_env=False).status_code == 200:
                 return None
@@ -112,8 +114,7 @@ class Source:
         undo.callback(process.terminate)
         return (
             f"The service goes on after this command. `kill {process.pid}` stops it, and this "
-            f"starts it again: {self._setting()} anchorage serve --port {there.port or 80} "
-            f"--data-dir {self.settings.data_dir.resolve()}"
+            f"starts it again: {self._setting()} anchorage serve{self._options}"
         )
 
     def connect(self, client: Client, undo: ExitStack) -> None:
@@ -123,13 +124,14 @@ class Source:
         """
         from anchorage_client import AnchorageError
 
-        old = f"{self.store}-old"
+        old, made = f"{self.store}-old", undo.enter_context(ExitStack())
         is_new = self.store not in {row["name"] for row in client.stores.list()}
-        if is_new and old not in {row["name"] for row in client.encoders.list()}:
+        is_new_encoder = is_new and old not in {row["name"] for row in client.encoders.list()}
+        if is_new_encoder:
             client.encoders.create(old, dim=self._check())  # which only the store says
-            undo.callback(client.encoders.delete, old)
+            made.callback(client.encoders.delete, old)
         try:
-            client.stores.create(self.store, encoder=old, **self.place)
+            space = client.stores.create(self.store, encoder=old, **self.place)["space"]
         except AnchorageError as error:
             if error.code == "name-taken":  # it must be the same place
                 here = {**self.place, "address": error.problem["address"]}
@@ -138,10 +140,16 @@ class Source:
             if error.code != "address-not-listed":
                 raise
             raise typer.BadParameter(
-                "The service does not list this address. Start it again with it, and with the "
-                "others that it lists (write their addresses for URL): "
-                f"{self._setting(error.problem['addresses'])} anchorage serve"
+                "The service does not list this address. Stop it (Ctrl-C in its terminal, or the "
+                "`kill` that its start printed), and start it again with all addresses (write "
+                "those of its others for URL): "
+                f"{self._setting(error.problem['addresses'])} anchorage serve{self._options}"
             ) from None
+        if is_new_encoder and space["verdict"] == "another":  # as another collection of that model
+            client.stores.delete(self.store)
+            made.close()  # deletes the encoder
+            client.stores.create(self.store, encoder=space["likeliest"], **self.place)
+            warn(f"Its vectors look like those of {space['likeliest']}, which becomes its encoder.")
         undo.callback(client.stores.delete, self.store)
 
     def _check(self) -> int:
@@ -174,7 +182,7 @@ def find_target(client: Client, target: str, undo: ExitStack) -> str:
     name = _name(target.rstrip("/").rpartition("/")[2])
     if target in known:
         return target
-    typer.echo(f"No encoder has the name {target}: the service loads this model.", err=True)
+    warn(f"No encoder is named {target}: the service loads this model, which takes a while.")
     client.encoders.get_or_create(name, kind="sentence-transformers", model=target)
     if name not in known:
         undo.callback(client.encoders.delete, name)
@@ -184,6 +192,8 @@ def find_target(client: Client, target: str, undo: ExitStack) -> str:
 def kind_of(address: str) -> str:
     """Return the kind of the database at an address. Raises typer.BadParameter."""
     scheme, separator, _ = address.partition("://")
+    if not separator and not Path(address).exists():
+        raise typer.BadParameter(f"There is no file or folder {address}.")
     if separator and urlsplit(address).netloc.endswith(":19530"):
         return "milvus"
     if separator and scheme.lower() in SCHEMES:

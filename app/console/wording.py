@@ -60,9 +60,6 @@ PHASES: dict[str, str] = {
     "index": "The index of the new vectors is built.",
 }
 
-#: what happens for some seconds after a cutover or a rollback
-SETTLING = "Rows that clients wrote in that moment get their final vectors."
-
 #: what a job does, by its action
 WORKS: dict[str, str] = {
     "run": MIGRATION_STATES[MigrationState.running][0],
@@ -88,8 +85,7 @@ def say_state(move: MigrationStatus) -> str:
         if move.state == MigrationState.finished and not has_cutover(move.row.store.kind):
             place, id_ = EMBEDDED[move.row.store.kind], move.row.id[:8]
             return f"Your application opens the new {place}, whose name has {id_}. {KEPT_EMBEDDED}"
-        said = MIGRATION_STATES[move.state][0]
-        return f"{said} {SETTLING}" if move.progress["phase"] == "settling" else said
+        return MIGRATION_STATES[move.state][0]
     if move.job.state != JobState.running:
         return "It waits for a worker."
     if away := move.progress.get("waiting"):

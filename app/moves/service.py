@@ -34,8 +34,8 @@ CALL_STATES: dict[str, tuple[MigrationState, ...]] = {
     "run": (*_BEFORE_FILLED, MigrationState.filled),
     "verify": _FILLED,
     "cutover": (MigrationState.filled, MigrationState.rolled_back),
-    "finish": (MigrationState.cut_over,),
     "rollback": (MigrationState.cut_over,),
+    "finish": (MigrationState.cut_over,),
     "sync": _FILLED,
     "abandon": (*_BEFORE_FILLED, MigrationState.filled, MigrationState.rolled_back),
 }

@@ -206,7 +206,7 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
             end = "finish" if active.state == MigrationState.cut_over else "abandon"
             user = f"migration {active.id} ({active.state})"
             refuse_in_use(f"store {name!r}", [user], f"First POST /migrations/{active.id}/{end}.")
-        refuse_in_use(f"store {name!r}", aliases.aliases_of(session, row))
+        refuse_in_use(f"store {name!r}", aliases.aliases_of(session, row), "DELETE /aliases/NAME.")
         session.delete(row)
         record_audit(session, context, "delete", "store", name)
     with suppress(AddressNotListed):

@@ -68,7 +68,7 @@ def terminal(tmp_path: Path, table: str) -> Iterator[Terminal]:
 
 def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, table: str) -> None:
     before = vectors(table)
-    assert "has no migration. Pass --target" in terminal.refusal("migrate", "docs")
+    assert "has no migration under way. Pass --target" in terminal.refusal("migrate", "docs")
     priced = terminal.refusal("migrate", "docs", *PAIR, "--max-price", "3")
     assert "Add `--price-per-million-tokens`." in priced  # the words of this tool
     assert "`--text-field body`; if" in terminal.refusal("migrate", "docs", "--target", "new")
@@ -85,7 +85,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "Note (search-works)" not in printed  # the plan had it
     assert "is filled" in printed
     assert "Next: anchorage migrate cutover docs" in printed
-    assert "is filled, so `finish` is not possible" in terminal.refusal("migrate", "finish", "docs")
+    assert "Possible steps: cutover, sync, run" in terminal.refusal("migrate", "finish", "docs")
     early = terminal.refusal("migrate", "rollback", "docs")
     assert early.endswith("is not possible. Call `anchorage migrate cutover docs`.")
     np.testing.assert_array_equal(vectors(table), before)
@@ -93,7 +93,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     printed = terminal.ok("migrate", "cutover", "docs")
     assert "is cut-over" in printed
     assert "clients waited" in printed
-    assert "Next: anchorage migrate finish docs (or rollback, sync, verify)" in printed
+    assert "Next: anchorage migrate rollback docs (or finish, sync, verify)" in printed
     assert vectors(table).shape == (ROWS, NEW_DIM)
     terminal.ok("migrate", "sync", "docs")
     assert "is rolled-back" in terminal.ok("migrate", "rollback", "docs")
@@ -101,7 +101,8 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "yes" in terminal.ok("migrate", "verify", "docs")
     assert "cut-over" in terminal.ok("migrate", "cutover", "docs", "--force")
     assert "pass --yes" in terminal.run("migrate", "finish", "docs").stderr  # nobody says yes
-    assert "No store doc has a migration" in terminal.refusal("migrate", "finish", "doc")
+    assert "no migration. Did you mean 'docs'?" in terminal.refusal("migrate", "finish", "doc")
+    assert "Did you mean 'rollback'?" in terminal.refusal("migrate", "rolback", "docs")
     assert "is finished" in terminal.ok("migrate", "finish", "docs", "--yes")
     assert vectors(table).shape == (ROWS, NEW_DIM)
     assert "expected to find" in terminal.ok("migrate", "status", "docs")  # it stays so
@@ -190,6 +191,10 @@ def test_an_address_gets_its_store_its_encoders_and_a_service(tmp_path: Path) ->
         again = terminal.json("migrate", *asked, "--target", "all-MiniLM-L6-v2", "--cutover")
         assert (again["source"], again["state"]) == ("faq-old", "cut-over")
         assert vectors("faq").shape == (len(TEXTS), 384)
+        write_questions("more")  # of the same old model
+        there = SERVER().url.replace("postgresql:", "postgresql+psycopg:")
+        other = (there, "--table", "more", *asked[3:], "--target", "all-MiniLM-L6-v2")
+        assert terminal.json("migrate", "plan", *other)["source"] == "faq-old"
         [first, _] = terminal.json("search", "faq", "item 7", "-k", 2)
         assert (first["rank"], first["id"], first["text"]) == (1, 7, "item 7")
     finally:
@@ -213,6 +218,8 @@ def test_a_failure_takes_back_what_is_new(terminal: Terminal, table: str) -> Non
     assert "Check `--table`." in gone
     known = (address, "--table", table, "--name", "docs")  # the service knows the address's name
     assert "600, to translate by new" in terminal.ok("migrate", "plan", *known, *PAIR)
+    taken = terminal.refusal("migrate", address, "--table", "other", *known[3:], *PAIR)
+    assert "pass `--store` with another name" in taken
 
 
 def test_no_password_of_an_address_is_printed() -> None:
@@ -236,6 +243,8 @@ def test_an_address_without_what_it_needs_is_refused(tmp_path: Path) -> None:
     terminal = Terminal(data_dir=tmp_path / "data", url=f"http://127.0.0.1:{free_port()}")
     for arguments, message in (
         ((tmp_path, "--table", "docs"), "Pass --kind pgvector, qdrant"),
+        ((tmp_path / "no", "--table", "docs"), "There is no file or folder"),
+        (("postgresql+psycopg://127.0.0.1:1/x", "--layout", "langchain"), "Connection refused"),
         (("postgresql://localhost/shop",), "Pass --table"),
     ):
         assert message in terminal.refusal("migrate", *arguments, "--target", "new")

@@ -49,8 +49,7 @@ def test_encoders_and_stores_by_scripts(serve: Serve, tmp_path: Path) -> None:
     printed = terminal.ok("stores", "connect", "shop", *place, "--encoder", "old")
     assert "shop: 3 rows of 3 numbers" in printed
     assert "No anchors tell whether old made its vectors" in printed
-    unknown = terminal.refusal("stores", "connect", "x", *place, "--encoder", "olf")
-    assert "Did you mean 'old'?" in unknown
+    assert "`--by`" in terminal.refusal("search", "shop", "a text")
 
 
 def test_a_command_that_asks_a_service_loads_nothing_of_the_service_itself() -> None:

@@ -60,7 +60,6 @@ PASSED = {"verify": {"passed": True}}
         (move("running", working("run", "changes")), None, "Rows that clients wrote meanwhile"),
         (move("running", working("run", "anchors")), None, "Rows from all over the store"),
         (move("running", working("run", "waiting", **AWAY)), None, WAITS),
-        (move("cut-over", position={"window": {"until": 1.0}}), None, "final vectors"),
         (move("filled", working("verify", "rows")), None, "Both sides of the store"),
         (
             move("running", {**working("run", "sweep"), "state": JobState.queued}),

@@ -85,7 +85,7 @@ def test_a_store_moves_back_and_forth_and_then_belongs_to_the_new_encoder(
     found = np.stack([after[each][0] for each in range(ROWS)])
     assert np.allclose(found, expected(verified, old_vectors(ROWS)), atol=1e-5)
     assert all(after[each][1] == before[each][1] for each in before)
-    assert verified.now.next == ["finish", "rollback", "sync", "verify"]
+    assert verified.now.next == ["rollback", "finish", "sync", "verify"]
     assert verified.now.row.found["cutover"]["pause_s"] < 5 * slack()
     assert take(verified, "rollback").row.state == "rolled-back"
     again_old = verified.read()
@@ -228,7 +228,7 @@ def test_a_step_that_the_store_refuses_leaves_every_other_call_possible(
     assert sees(verified, OLD_DIM)
     take(verified, "cutover")
     for step in ("rollback", "finish"):
-        assert refuse(step) == ["finish", "rollback", "sync", "verify"]
+        assert refuse(step) == ["rollback", "finish", "sync", "verify"]
     assert sees(verified, NEW_DIM)
     take(verified, "rollback")
     assert sees(verified, OLD_DIM)
@@ -241,6 +241,6 @@ def test_a_lost_table_after_a_cutover_is_not_answered_by_an_impossible_advice(
     verified.execute(f"ALTER TABLE anchorage_{verified.id[:8]}_old RENAME TO lost")
     with pytest.raises(StoreChanged, match=r"Restore it; .*`finish` it if it is\."):
         take(verified, "rollback")
-    assert verified.now.next == ["finish", "rollback", "sync", "verify"]
+    assert verified.now.next == ["rollback", "finish", "sync", "verify"]
     verified.execute(f"ALTER TABLE lost RENAME TO anchorage_{verified.id[:8]}_old")
     assert take(verified, "rollback").row.state == "rolled-back"
