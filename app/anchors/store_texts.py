@@ -21,15 +21,19 @@ ROWS_SEEN = 10
 
 
 def text_fields(store: Store) -> list[str]:
-    """Return the fields in which some rows have text, that of the longest texts first."""
+    """Return the fields with texts of two words or more in the mean, the longest first; those of
+    languages without spaces count by characters.
+    """
     sample = store.sample(1)
     if not len(sample.ids):
         return []
     [hits] = store.search(Search(sample.vectors, ROWS_SEEN, payload=True))
     sizes: Counter[str] = Counter()
     for row in hits.payloads or ():
-        sizes.update({name: len(each) for name, each in row.items() if isinstance(each, str)})
-    return [name for name, _ in sizes.most_common()]
+        for name, each in row.items():
+            if isinstance(each, str):
+                sizes[name] += len(each.split() if each.isascii() else each) - 2
+    return [name for name, above in sizes.most_common() if above >= 0]
 
 
 def find_text_field(store: Store, ids: Sequence[StoreId]) -> str | None:

@@ -57,10 +57,7 @@ def by_name(
     options: Sequence[ORMOption] = (),
     or_alias: bool = False,
 ) -> Named:
-    """Return the row of that name.
-
-    or_alias  an alias would have been found before: the error speaks of both
-    """
+    """Return the row of that name; or_alias: the error proposes aliases too."""
     query = select(table).where(table.project == project, table.name == name)
     rows = _read(session, table, query.options(*options))
     row = rows[0] if rows else None
