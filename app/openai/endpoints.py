@@ -155,11 +155,11 @@ def put_alias(
     body: Annotated[NewAlias, json_body(NewAlias)],
     services: Svc,
 ) -> Alias:
-    """Creates an alias: a name that works as `model` in `/v1`. Repeated, it changes nothing.
+    """Creates an alias: a name that works as `model` in `/v1`, of a model or a store.
 
     With `store`, it makes the vectors that the store's clients need: by the old encoder before a
     cutover, by the target after it, by the old one again after a rollback; within half a second.
-    Fails with `name-taken` if an encoder, or an alias of another model or store, has the name.
+    Fails with `name-taken` if an encoder, or an alias of another store, has the name.
     """
     return Alias.model_validate(service.put_alias(services, context, name, body))
 

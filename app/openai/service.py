@@ -289,9 +289,9 @@ def rerank(services: Services, context: RequestContext, request: RerankRequest) 
 def put_alias(
     services: Services, context: RequestContext, name: str, new: NewAlias
 ) -> tables.AliasRow:
-    """Create an alias; the same one again changes nothing.
+    """Create an alias, or point one of a model to another model.
 
-    Raises NameTaken when an encoder, or an alias of something else, has the name, NotExactlyOne,
+    Raises NameTaken when an encoder, or an alias of another store, has the name, NotExactlyOne,
     StoreUnsupported for a store without a cutover, and what `find_model` raises for a model.
     """
     if (new.model is None) == (new.store is None):
@@ -322,13 +322,14 @@ def put_alias(
             record_audit(session, context, "create", "alias", name)
             row = tables.AliasRow(project=context.project, name=name, store=store, **columns)
             session.add(row)
-        elif (row.model, row.store) != (new.model, store):
+        elif row.store != store:
             owner = f"the store {row.store.name!r}" if row.store else f"the model {row.model!r}"
-            raise NameTaken(
-                f"The name {name!r} belongs to {owner}. Choose another name, or first delete this "
-                f"one: DELETE /aliases/{name}.",
-                field="name",
-            )
+            way = f"Choose another name, or first delete this one: DELETE /aliases/{name}."
+            raise NameTaken(f"The name {name!r} belongs to {owner}. {way}", field="name")
+        elif row.model != new.model:
+            record_audit(session, context, "point", "alias", name)
+            for column, value in ({"target_id": None, "anchor_set_id": None} | columns).items():
+                setattr(row, column, value)
     services.names.forget()
     return row
 

@@ -224,7 +224,7 @@ class PgMigration(PgNewVectors):
             layout = load_layout(connection, self.location)
             if layout.moving is None or layout.moving.phase == "prepared":
                 return
-            if new_only and layout.moving.is_cut_over:
+            if new_only and layout.moving.is_cut_over and layout.seen.dim is None:
                 require_dim(layout.seen, self.dim)
             for [statement] in connection.execute(_TO_VALIDATE, [layout.seen.oid]).fetchall():
                 with (
