@@ -97,7 +97,7 @@ def test_a_plan_says_everything_that_run_and_a_person_need(table: Table) -> None
     assert plan["estimate"]["index"] == ROWS
     assert plan["estimate"]["low"] < plan["estimate"]["recall"] < plan["estimate"]["high"]
     assert plan["space"]["verdict"] == "matches"
-    assert "nDCG@10 by" in notes_of(planned)["search-works"]
+    assert "nDCG@10 changed by" in notes_of(planned)["search-works"]
     assert plan["cost"]["seconds"] >= ROWS / 100
     assert plan["cost"]["disk_bytes"] >= ROWS * NEW_DIM * 4
 

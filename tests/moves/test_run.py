@@ -46,11 +46,11 @@ def test_rows_that_clients_write_during_a_run_move_its_counts(
     seen: list[tuple[str, int, int]] = []
     report = Run._report
 
-    def write_and_report(run: Run, phase: str) -> None:
+    def write_and_report(run: Run, phase: str, **facts: int) -> None:
         if phase == "sweep" and "sweep" not in [each[0] for each in seen]:
             moving.insert(3, old_vectors(2, 30))
             moving.insert(ROWS, old_vectors(40, 31))
-        report(run, phase)
+        report(run, phase, **facts)
         seen.append((phase, run._facts["applied"], run._position.get("total", 0)))
 
     monkeypatch.setattr(Run, "_report", write_and_report)

@@ -57,7 +57,7 @@ CHROMA_NOTES = (
     ),
     StoreNote(
         "embedding-function-not-kept",
-        "The new collection has no embedding function, because the stored one makes old vectors. "
+        "The new collection stores no embedding function, because yours makes old vectors. "
         "Clients must send vectors, or pass that of the new encoder to `get_collection`. Without "
         "it Chroma embeds by all-MiniLM-L6-v2, silently: right only if that is the target.",
     ),
@@ -198,13 +198,13 @@ class ChromaStore(PairedStore):
                 f"The collection `{self.location.collection}` is empty, so its vectors have no "
                 "dimension yet. Add rows first."
             )
-        function = place.configuration_json.get("embedding_function") or {}
+        function = place.configuration_json.get("embedding_function")
         return StoreFacts(
             rows=self.count_rows(place),
             dim=dim,
             metric=_space(place),
             indexed=True,
-            notes=CHROMA_NOTES if function.get("type") == "known" else CHROMA_NOTES[:2],
+            notes=CHROMA_NOTES[:2] if function is None else CHROMA_NOTES,
         )
 
     def sample_ids(self, place: Any, count: int, seed: int) -> Iterable[StoreId]:
