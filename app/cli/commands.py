@@ -27,7 +27,7 @@ class Commands(TyperGroup):
             text = error.message if is_ours else error.format_message()
             if (context := getattr(error, "ctx", None)) and not is_ours:
                 text = f"{text.rstrip('.')}. See: {' '.join(context.command_path.split())} --help"
-            if error.message:  # else its help is printed
+            if text:  # else its help is printed
                 typer.secho(f"Error: {text}", fg="red", err=True)
             code = error.exit_code
         sys.exit(code if isinstance(code, int) else 0)

@@ -386,7 +386,8 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
         # The whole command runs, and verifies too.
         first = "" if calls[0] == "run" else f"{calls[0]} "
         others = f" (or {', '.join(calls[1:])})" if calls[1:] else ""
-        typer.echo(f"Next: anchorage migrate {first}{store}{others}")
+        what = "To undo it" if first == "rollback " else "Next"
+        typer.echo(f"{what}: anchorage migrate {first}{store}{others}")
 
 
 def _print_plan(plan: Mapping[str, Any], *, notes: bool) -> None:
@@ -408,7 +409,7 @@ def _print_plan(plan: Mapping[str, Any], *, notes: bool) -> None:
         elif not is_local:  # a model of the service itself has no price
             facts.append(("price", "unknown: --price-per-million-tokens"))
     seconds, index, disk = cost["seconds"], cost.get("index_s"), cost["disk_bytes"]
-    time = "unknown" if seconds is None else f"about {duration(seconds)}"
+    time = "unknown" if seconds is None else f"about {duration(max(1, seconds))}"
     end = "the index" if index is None else f"{duration(max(1, index))} or more for the index"
     facts += [
         ("time", f"{time}, and {end}"),

@@ -174,18 +174,15 @@ def migrate(client: Client, url: str, pack: Pack, console: Console) -> None:
         migration.wait(progress=console.is_terminal)
         console.print(f"filled     {_since(began)}")
         checks = migration.verify()
-        passed = [
-            each for each in ("rows", "payloads", "sample", "index") if checks[each]["passed"]
-        ]
-        console.print(f"verified   {', '.join(passed)}")
-        for step in (migration.cutover, migration.rollback, migration.cutover):
+        names = ("rows", "payloads", "sample", "index")
+        console.print("verified   " + ", ".join(each for each in names if checks[each]["passed"]))
+        cutover, rollback = migration.cutover, migration.rollback
+        for step in (cutover, rollback, cutover, migration.finish):
             began = time.monotonic()
             step()
             console.print(f"{step.__name__:10} {_since(began)}")
             time.sleep(2)  # for the application to see it
     console.print(application.report())
-    migration.finish()
-    console.print("finished   the old vectors are deleted")
 
 
 def _since(began: float) -> str:

@@ -76,10 +76,12 @@ class MigrationStatus:
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """Return the problem that stopped it, or that its job tries to get past."""
-        if self.row.error is not None or self.job is None:
+        """Return the problem that stopped it, or its job, unless a switch has succeeded since."""
+        job, found = self.job, self.row.found
+        if self.row.error is not None or job is None or job.state == JobState.succeeded:
             return self.row.error
-        return None if self.job.state == JobState.succeeded else self.job.error
+        since = max(found.get(step, {}).get("at", "") for step in ("cutover", "rollback"))
+        return job.error if (job.finished_at or tables.now()).isoformat() > since else None
 
     @property
     def progress(self) -> dict[str, Any]:

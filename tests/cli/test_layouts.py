@@ -101,8 +101,9 @@ def test_one_of_two_collections_of_langchain_moves_and_the_other_stays(
     open_store("mine", DIM).add_texts(["a late text"])
     open_store("mine", OLD_DIM).add_texts(["by the old model"], ids=["late"])
     assert "another size than 768: late (384)" in terminal.refusal("migrate", "rollback", "mine")
+    assert "late (384)" in terminal.run("migrate", "verify", "mine").stderr
     open_store("mine", DIM).add_texts(["by the new model"], ids=["late"])
-    terminal.ok("migrate", "rollback", "mine")
+    assert "ERROR" not in terminal.ok("migrate", "rollback", "mine")
     found = open_store("mine", OLD_DIM).similarity_search("text 7 of mine", k=42)
     assert (found[0].page_content, len(found)) == ("text 7 of mine", 42)
     terminal.ok("migrate", "cutover", "mine")

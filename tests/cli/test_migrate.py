@@ -86,6 +86,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "is filled" in printed
     assert "Next: anchorage migrate cutover docs" in printed
     assert "Possible steps: cutover, sync, run" in terminal.refusal("migrate", "finish", "docs")
+    assert "Missing argument" in terminal.refusal("migrate", "rollback")
     early = terminal.refusal("migrate", "rollback", "docs")
     assert early.endswith("is not possible. Call `anchorage migrate cutover docs`.")
     np.testing.assert_array_equal(vectors(table), before)
@@ -93,7 +94,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     printed = terminal.ok("migrate", "cutover", "docs")
     assert "is cut-over" in printed
     assert "clients waited" in printed
-    assert "Next: anchorage migrate rollback docs (or finish, sync, verify)" in printed
+    assert "To undo it: anchorage migrate rollback docs (or finish, sync, verify)" in printed
     assert vectors(table).shape == (ROWS, NEW_DIM)
     terminal.ok("migrate", "sync", "docs")
     assert "is rolled-back" in terminal.ok("migrate", "rollback", "docs")
