@@ -51,7 +51,7 @@ class AsyncResource:
         try:
             created: Json = await create(name, **fields)
         except ConflictError as error:
-            if error.code != "name-taken":  # another client was quicker
+            if error.code not in ("name-taken", "conflict"):  # another client was quicker
                 raise
             return self._same(await self.get(name), fields)
         return created
