@@ -309,11 +309,13 @@ class Run:
         self._held.save(position=self._position, state=MigrationState.filled, error=None)
 
     def _drain(self) -> None:
+        before = self._position
         for count in self._move.drain(after_cutover=False):
             self._position = {**self._position, "applied": self._position["applied"] + count}
             self._report(self._facts["phase"])
         self._drained_at = time.monotonic()
-        self._save(self._position)
+        if self._position is not before:
+            self._save(self._position)
 
     def _wait(self, ends: float) -> None:
         while (left := ends - time.monotonic()) > 0:
@@ -329,16 +331,14 @@ class Run:
         # A page is written whole, perhaps after a minute.
         rows = embedded_rows(self._position, max(0, self._ahead))
         total = self._position.get("total", 0)
-        self._facts |= {"phase": phase, **facts}
+        self._facts |= {"phase": phase, "applied": self._position.get("applied", 0), **facts}
         away = self._away if phase == "waiting" else None
         self._facts["waiting"] = away and away.document()
         rate = None
         if phase in ("anchors", "sweep", "waiting"):
             rate = (rows - self._rows_before) / max(time.monotonic() - self._began, 1e-9)
         self._facts["rows_per_second"] = rate and round(rate, 1)
-        left = max(0, total - rows)
-        self._facts["eta_s"] = round(left / rate, 1) if rate and rate > 0 else None
-        self._facts["applied"] = self._position.get("applied", 0)
+        self._facts["eta_s"] = round(max(0, total - rows) / rate, 1) if rate and rate > 0 else None
         tokens = self._position.get("tokens", 0) + self._move.usage.counts["tokens"]
         self._facts["tokens"] = tokens
         if (price := self._limits.get("price_per_million_tokens")) is not None:
