@@ -7,8 +7,6 @@ from typing import Any
 
 import typer
 
-from app.stores.common import did_you_mean
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -62,6 +60,8 @@ def fill_in(
     name: str, address: str, table: str | None, collection: str | None
 ) -> tuple[str, dict[str, Any]]:
     """Return the table and the fields of a framework's store. Raises typer.BadParameter."""
+    from app.stores.common import did_you_mean
+
     if name not in LAYOUTS:
         raise typer.BadParameter(f"There is no layout {name!r}.{did_you_mean(name, LAYOUTS)}")
     layout = LAYOUTS[name]

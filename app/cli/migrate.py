@@ -16,7 +16,6 @@ from app.cli.output import AsJson, print_json, print_rows, warn
 from app.cli.service import DEFAULT_URL, Url, connect, in_words_of_commands
 from app.cli.sources import KINDS, Source, find_target
 from app.cli.stores import TextField, VectorField, print_space
-from app.stores.common import did_you_mean
 
 if TYPE_CHECKING:
     from anchorage_client import Client, Migration
@@ -32,6 +31,8 @@ class StoreGroup(TyperGroup):
         """Return what is left of the arguments. Raises typer.BadParameter for an unknown step."""
         known = not args or args[0] in self.commands or args[0] == "--help"
         if not known and len(args) > 1 and not any(each.startswith("-") for each in args[:2]):
+            from app.stores.common import did_you_mean  # which imports numpy
+
             near = did_you_mean(args[0], {*self.commands} - {WHOLE})
             raise typer.BadParameter(f"There is no step {args[0]!r}.{near}")
         return super().parse_args(ctx, args if known else [WHOLE, *args])
@@ -261,6 +262,8 @@ def _newest(client: Client, store: str) -> Migration | None:
 def _find(client: Client, store: str) -> Migration:
     """Return the last migration of a store. Raises typer.BadParameter."""
     if (found := _newest(client, store)) is None:
+        from app.stores.common import did_you_mean
+
         near = did_you_mean(store, {each["store"] for each in client.migrations.list()})
         raise typer.BadParameter(f"{store} has no migration.{near} To begin: anchorage migrate")
     return found

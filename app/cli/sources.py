@@ -50,7 +50,7 @@ class Source:
         self.address = address if "://" in address else str(Path(address).resolve())
         self.store = _name(name or collection.rpartition(".")[2])
         self.settings = read_settings()
-        self._options = ""  # of the service on this machine
+        self._dim, self._options = 0, ""  # of the vectors; of the service on this machine
         listed = (name for name, each in self.settings.stores.items() if each.url == self.address)
         # The name of an address that the settings do not list stands for this address alone.
         digest = hashlib.sha256(without_password(self.address).encode()).hexdigest()
@@ -98,7 +98,7 @@ class Source:
                 return None
             other = f"http://{there.hostname}:{(there.port or 80) + 1}"
             raise typer.BadParameter(f"{url} is another program. Pass another --url, as {other}")
-        self._check()  # what is wrong with the store needs no service
+        self._dim = self._check()  # what is wrong with the store needs no service
         if lacks and not (self.settings.data_dir / LOCK_FILE).exists():
             raise typer.BadParameter(lacks)
         warn(f"No service answers at {url}: this command starts one.")
@@ -128,7 +128,7 @@ class Source:
         is_new = self.store not in {row["name"] for row in client.stores.list()}
         is_new_encoder = is_new and old not in {row["name"] for row in client.encoders.list()}
         if is_new_encoder:
-            client.encoders.create(old, dim=self._check())  # which only the store says
+            client.encoders.create(old, dim=self._dim or self._check())
             made.callback(client.encoders.delete, old)
         try:
             space = client.stores.create(self.store, encoder=old, **self.place)["space"]
@@ -164,13 +164,14 @@ class Source:
         try:
             with closing(open_store(StoreLocation(url=self.address, **where))) as store:
                 facts, sample = store.facts(), store.sample(SAMPLED)
-                found, names = find_text_field(store, sample.ids), text_fields(store)
+                needs_field = find_text_field(store, sample.ids) is None and self.embeds
+                names = text_fields(store) if needs_field else []
         except AnchorageError as error:
             text = in_words_of_commands(hide_url(error.detail, self.address))
             raise typer.BadParameter(text) from None
         if not facts.rows:
             raise typer.BadParameter(f"{self.place['collection']} has no row with a vector.")
-        if found is None and self.embeds:
+        if needs_field:
             named = f"--text-field {' or '.join(names)}" if names else "none, so --anchor-set"
             raise typer.BadParameter(f"Pass the field of the texts: {named}.")
         return facts.dim

@@ -56,7 +56,8 @@ def test_a_command_that_asks_a_service_loads_nothing_of_the_service_itself() -> 
     """So that it starts at once."""
     code = (
         "import sys, anchorage_client, app.cli.commands\n"
-        "assert not {'torch', 'sqlalchemy', 'fastapi', 'sentence_transformers'} & {*sys.modules}"
+        "assert not {'torch', 'sqlalchemy', 'fastapi', 'sentence_transformers'} & {*sys.modules}\n"
+        "assert 'app.stores.port' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
