@@ -41,12 +41,11 @@ def show_overview(request: Request, services: Svc, project: Reads) -> Response:
         if move.state != MigrationState.abandoned:
             moves.setdefault(move.row.store.name, move)
     listed = services.stores.addresses.items()
-    urls = {name: each.url for name, each in listed if project in each.projects}
+    in_sql = {name: at.url.startswith("postgres") for name, at in listed if project in at.projects}
     return render(
         request,
         "overview.html",
-        addresses=list(urls),
-        in_postgres=[url.startswith("postgres") for url in urls.values()],
+        addresses=in_sql,
         stores=stores,
         changed=changed,
         check_tones=wording.CHECK_TONES,

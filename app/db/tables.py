@@ -410,7 +410,7 @@ class AuditRow(Owned, Base):
         Index("ix_audit_created_at", "created_at"),
     )
 
-    #: "create", "delete", "cancel", "revoke", "embed", "append", "sample"
+    #: "create", "delete", "cancel", "revoke", "embed", "append", "sample", "point"
     action: Mapped[str] = mapped_column(String(20))
     #: "encoder", "anchor-set", "pool", "head", "translator", "job", "api-key", "store",
     #: "migration", "alias"

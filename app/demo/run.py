@@ -24,8 +24,7 @@ from app.demo import SENTENCE, DemoError
 from app.demo.pack import OLD_MODEL, Pack, load_pack
 from app.demo.server import free_port, server
 
-#: torch threads of the demo and of the server: on a busy machine more threads mostly wait for each
-#: other
+#: torch threads of the demo and of the server: on a busy machine more would wait for each other
 DEMO_THREADS = 1
 
 #: what the demo calls its encoders, anchor set, store (which is a table's name too), and address
@@ -176,11 +175,10 @@ def migrate(client: Client, url: str, pack: Pack, console: Console) -> None:
         checks = migration.verify()
         names = ("rows", "payloads", "sample", "index")
         console.print("verified   " + ", ".join(each for each in names if checks[each]["passed"]))
-        cutover, rollback = migration.cutover, migration.rollback
-        for step in (cutover, rollback, cutover, migration.finish):
+        for step in ("cutover", "rollback", "cutover", "finish"):
             began = time.monotonic()
-            step()
-            console.print(f"{step.__name__:10} {_since(began)}")
+            getattr(migration, step)()
+            console.print(f"{step:10} {_since(began)}")
             time.sleep(2)  # for the application to see it
     console.print(application.report())
 

@@ -96,8 +96,7 @@ def find_model(services: Services, project: str, name: str) -> Model:
 
     def look_up() -> Model:
         alias, moving, since = None, None, time.monotonic()
-        is_plain = re.fullmatch(_NAME, name) is not None
-        if is_plain:
+        if is_plain := re.fullmatch(_NAME, name) is not None:
             with services.db.transaction() as session:
                 alias, moving = queries.alias(session, project, name)
         if alias is None:

@@ -275,8 +275,7 @@ def _fit_request(
             )
         has_texts = row.options.get("text_field") is not None
         raise MissingField(
-            "`anchor_set` is missing. Name a set that the store's "
-            "encoder and `target` embedded"
+            "`anchor_set` is missing. Name a set that the store's encoder and `target` embedded"
             + ("; a migration makes one of its first 1,000 rows." if has_texts else "."),
             field="anchor_set",
         )

@@ -94,7 +94,7 @@ def langchain(client: Client, folder: Path) -> None:
             return load_pack().old[: len(texts)].tolist()
 
         def embed_query(self, text: str) -> list[float]:
-            raise NotImplementedError  # the model does not run any more
+            raise AssertionError("The old model does not run any more.")
 
     url = pgvector_server_of_process().url.replace("postgresql:", "postgresql+psycopg:")
     engine = create_engine(url, poolclass=NullPool)

@@ -10,12 +10,9 @@ from tests.waiting import slack
 
 
 def test_a_table_moves_to_the_new_model_while_an_application_uses_it() -> None:
+    command = [sys.executable, "-m", "app.cli", "demo"]
     done = subprocess.run(
-        [sys.executable, "-m", "app.cli", "demo"],
-        capture_output=True,
-        text=True,
-        timeout=240 * slack(),
-        check=False,
+        command, capture_output=True, text=True, timeout=240 * slack(), check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     old, new = done.stdout.split("the new model, in the old index:")
