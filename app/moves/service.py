@@ -294,9 +294,9 @@ def _with_job(session: Session, row: tables.MigrationRow) -> MigrationStatus:
     job = None
     if row.job_id is not None:
         job = session.get(tables.JobRow, row.job_id, populate_existing=True)
-    has_ended = job is not None and job.finished_at is not None
-    if row.state == MigrationState.running and has_ended:
-        change(session, row, state=MigrationState.paused)
-        session.expire(row)
-        session.refresh(row)
+    if job is not None and job.finished_at is not None and row.ended_at is None:
+        session.refresh(row)  # the job may have ended after the row was read
+        if row.state == MigrationState.running:
+            change(session, row, state=MigrationState.paused)
+            session.refresh(row)
     return MigrationStatus(row, job)

@@ -17,8 +17,8 @@ from app.db import tables
 from app.errors import MigrationActive
 from app.jobs import progress as job_progress
 from app.jobs import submission
+from app.moves import queries, steps
 from app.moves import service as migrations
-from app.moves import steps
 from app.moves.context import open_migration
 from app.moves.run import COUNTS, Run
 from app.types import JobKind, JobState
@@ -122,6 +122,17 @@ def test_a_run_that_the_queue_cancelled_between_two_attempts_is_paused(moving: M
     assert [each.row.state for each in listed] == ["paused"]
     moving.do("run")
     assert moving.state == "filled"
+
+
+def test_a_job_that_ends_while_its_migration_is_read_is_seen_with_what_it_found(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving.do("run")
+    moving.queue("verify")
+    read = queries.migration
+    monkeypatch.setattr(queries, "migration", lambda *a, **o: (read(*a, **o), moving.work())[0])
+    seen = moving.now
+    assert (seen.is_busy, seen.row.found["verify"]["passed"]) == (False, True)
 
 
 def test_a_run_that_waits_is_paused_at_once(moving: Moving) -> None:
