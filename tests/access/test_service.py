@@ -14,11 +14,7 @@ from app.access import service as api_keys
 from app.access.service import KeyRing
 from app.context import Caller, Services
 from app.db import tables
-from app.errors import (
-    DatabaseUnavailable,
-    InvalidRequest,
-    Unauthenticated,
-)
+from app.errors import DatabaseUnavailable, InvalidRequest, Unauthenticated
 from app.settings import Settings
 from app.types import Scope
 from app.wiring import make_services

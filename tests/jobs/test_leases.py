@@ -10,16 +10,7 @@ from app.jobs import worker as runner
 from app.jobs.worker import JobResult, Leases, hand_back
 from app.types import JobKind, JobState
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, again, alter
-from tests.jobs.helpers import (
-    LONG_AGO,
-    encoder,
-    encoders,
-    failing,
-    lose,
-    run,
-    taken_over,
-    well,
-)
+from tests.jobs.helpers import LONG_AGO, encoder, encoders, failing, lose, run, taken_over, well
 
 
 def making(name: str) -> runner.JobRunner:

@@ -13,11 +13,7 @@ from app.db import tables
 from app.jobs import submission
 from app.types import JobKind
 from tests.helpers import CONTEXT, again
-from tests.jobs.helpers import (
-    run,
-    turn,
-    well,
-)
+from tests.jobs.helpers import run, turn, well
 
 
 def test_a_project_and_all_together_may_have_so_many_unfinished_jobs(services, monkeypatch):

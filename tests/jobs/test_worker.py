@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from app.db import tables
-from app.errors import (
-    InvalidSeeds,
-    NameTaken,
-    QualityBelowMinimum,
-    StorageUnavailable,
-)
+from app.errors import InvalidSeeds, NameTaken, QualityBelowMinimum, StorageUnavailable
 from app.jobs import submission
 from app.jobs import worker as runner
 from app.jobs.worker import JobResult

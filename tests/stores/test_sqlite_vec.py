@@ -9,12 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.errors import (
-    InvalidFilter,
-    StoreChanged,
-    StoreUnavailable,
-    StoreUnsupported,
-)
+from app.errors import InvalidFilter, StoreChanged, StoreUnavailable, StoreUnsupported
 from app.stores.port import Search, StoreLocation
 from app.stores.sqlite_vec import SqliteVecStore
 from tests.stores.cases.sqlite_vec import SqliteVecCase, connect

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.maths.anchors.foreign import (
-    FEWEST_SAMPLED,
-    FOREIGN_LEVEL,
-    MAX_SAMPLED,
-    compare_with_store,
-)
+from app.maths.anchors.foreign import FEWEST_SAMPLED, FOREIGN_LEVEL, MAX_SAMPLED, compare_with_store
 from tests.maths.clouds import normal
 
 #: Two corpora of one encoder: each has its own subspace and mean.

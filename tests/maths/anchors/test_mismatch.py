@@ -10,10 +10,7 @@ from torch import Tensor
 
 from app.demo.pack import load_pack
 from app.maths.anchors import mismatch
-from app.maths.anchors.mismatch import (
-    judge_relatedness,
-    permutation_score,
-)
+from app.maths.anchors.mismatch import judge_relatedness, permutation_score
 from tests.maths.clouds import normal
 
 PACK = load_pack()

@@ -6,11 +6,7 @@ import torch
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap import alignment, components
-from app.maths.bootstrap.alignment import (
-    AlignmentSettings,
-    align_pools,
-    compare_maps,
-)
+from app.maths.bootstrap.alignment import AlignmentSettings, align_pools, compare_maps
 from tests.maths.bootstrap.clouds import constants
 from tests.maths.bootstrap.topics import orthonormal, two_pools
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.maths.bootstrap.components import (
-    Components,
-    first_overlap,
-    match_components,
-)
+from app.maths.bootstrap.components import Components, first_overlap, match_components
 from app.maths.bootstrap.neighbours import no_beat
 from tests.maths.bootstrap.topics import mixing, unit
 

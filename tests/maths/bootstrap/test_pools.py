@@ -7,11 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import (
-    DegenerateAnchors,
-    EmptyVectors,
-    NonFinite,
-)
+from app.errors import DegenerateAnchors, EmptyVectors, NonFinite
 from app.maths.bootstrap import pools as common
 from app.maths.bootstrap.pools import fit_pools
 from app.maths.geometry.space import fit_space

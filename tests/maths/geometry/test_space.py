@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
-from app.maths.geometry.space import (
-    LARGEST_MAGNITUDE,
-    check_vectors,
-    fit_space,
-    row_norms,
-)
+from app.maths.geometry.space import LARGEST_MAGNITUDE, check_vectors, fit_space, row_norms
 from research.definitions import relative
 from tests.maths.clouds import normal
 

@@ -7,11 +7,7 @@ import torch
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
-from app.maths.quality.crossfit import (
-    FEWEST_DISTINCT,
-    HELD_OUT_FOLDS,
-    hold_out,
-)
+from app.maths.quality.crossfit import FEWEST_DISTINCT, HELD_OUT_FOLDS, hold_out
 from app.maths.quality.metrics import row_cosines
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply

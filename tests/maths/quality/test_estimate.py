@@ -9,10 +9,7 @@ import torch
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import hold_out
-from app.maths.quality.estimate import (
-    estimate,
-    more_partitions,
-)
+from app.maths.quality.estimate import estimate, more_partitions
 from app.maths.quality.index_curves import IndexCurves, comparison_of, measure_curves
 from app.maths.quality.metrics import unit
 from app.maths.translators.methods import fit, resolve

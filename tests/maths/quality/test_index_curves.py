@@ -6,11 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.maths.quality.index_curves import (
-    overlap_to_y,
-    thinned_reciprocal_rank,
-    y_to_overlap,
-)
+from app.maths.quality.index_curves import overlap_to_y, thinned_reciprocal_rank, y_to_overlap
 
 
 @given(y=st.floats(-1.5, 1.6), share=st.floats(1e-9, 0.4))

@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.maths.quality import metrics
-from app.maths.quality.metrics import (
-    bootstrap_interval,
-    cosine_blocks,
-    do_nothing,
-    evaluate,
-    unit,
-)
+from app.maths.quality.metrics import bootstrap_interval, cosine_blocks, do_nothing, evaluate, unit
 from tests.maths.clouds import cos, normal
 
 seeds = st.integers(0, 2**31)

@@ -9,11 +9,7 @@ from torch import Tensor
 from app.maths.relevance import options
 from app.maths.relevance.fuse_weight import trust_of
 from app.maths.relevance.native import blend
-from app.maths.relevance.options import (
-    NATIVE_COUNT,
-    SearchVectors,
-    measure_options,
-)
+from app.maths.relevance.options import NATIVE_COUNT, SearchVectors, measure_options
 from app.maths.relevance.ranking_metrics import Judgements, collect, measure_ranking
 from tests.maths.clouds import normal
 

@@ -7,11 +7,7 @@ import pytrec_eval
 import torch
 from torch import Tensor
 
-from app.maths.relevance.ranking_metrics import (
-    Judgements,
-    collect,
-    measure_ranking,
-)
+from app.maths.relevance.ranking_metrics import Judgements, collect, measure_ranking
 
 QUERIES, DOCUMENTS = 40, 150
 

@@ -10,11 +10,7 @@ from torch import Tensor
 from app.maths.geometry.space import Space, fit_space
 from app.maths.translators import translator
 from app.maths.translators.methods import METHODS, fit, resolve
-from app.maths.translators.translator import (
-    ROWS_PER_STEP,
-    Translator,
-    apply,
-)
+from app.maths.translators.translator import ROWS_PER_STEP, Translator, apply
 from tests.maths.clouds import normal
 
 #: the tolerated error of float32, relative to the target's scale

@@ -7,11 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from anchorage_client import (
-    InvalidRequestError,
-    NotFoundError,
-    UnavailableError,
-)
+from anchorage_client import InvalidRequestError, NotFoundError, UnavailableError
 from anchorage_client.adapters.encode import Encoder
 from anchorage_client.adapters.text_model import TextModel
 
