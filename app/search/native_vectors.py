@@ -231,8 +231,8 @@ class _Work:
             size = LATE_TEXTS if is_late else min(2 * size, PIECE_TEXTS)
             # Two equal requests cut their texts alike, so that neither embeds a text of the other.
             end = start + size if is_local else len(order)
-            piece, start = [each for each in order[start:end] if each in wanted], end
-            if not piece:
+            piece, start = order[start:end], end
+            if wanted.isdisjoint(piece):
                 continue
             with LATE if is_late else nullcontext():
                 allowed = self._find_or_embed(piece)
@@ -248,21 +248,19 @@ class _Work:
 
     def _find_or_embed(self, piece: Sequence[bytes]) -> bool:
         """Return whether the budget allowed it."""
-        new = self._find(piece)  # another request may have embedded them since
-        if not new:
-            return True
-        key = ("native", self.encoder.id, *new)
-        made, allowed = self.services.one_of_equal.run(key, partial(self._embed, new))
-        self.stored.update({each: made[each] for each in made if each not in self.made})
-        return allowed == len(new)
+        key = ("native", self.encoder.id, *piece)
+        found, is_allowed = self.services.one_of_equal.run(key, partial(self._embed, piece))
+        self.stored.update({each: found[each] for each in found if each not in self.made})
+        return is_allowed
 
     def _find(self, digests: Sequence[bytes]) -> list[bytes]:
         """Look up stored vectors; return the digests without one."""
         self.stored.update(stored_vectors(self.services, self.encoder, digests, self.rows))
         return [each for each in digests if each not in self.stored]
 
-    def _embed(self, digests: Sequence[bytes]) -> tuple[dict[bytes, Tensor], int]:
-        """Embed and store texts; return the vectors, and how many texts the budget allowed."""
+    def _embed(self, piece: Sequence[bytes]) -> tuple[dict[bytes, Tensor], bool]:
+        """Embed and store what is not; return the vectors, and whether the budget allowed it."""
+        digests = self._find(piece)  # another request may have embedded some since
         made: dict[bytes, Tensor] = {}
 
         def keep(part: encoding.EncodedTexts) -> None:
@@ -273,7 +271,8 @@ class _Work:
             self.made.update(new)
             self.partly.update(digests[place] for place in part.truncated)
 
-        allowed = self.services.native_budget.spend(self.context.project, len(digests))
+        spend, project = self.services.native_budget.spend, self.context.project
+        allowed = spend(project, len(digests)) if digests else 0
         try:
             if allowed:
                 encoding.encode_many(
@@ -288,7 +287,8 @@ class _Work:
             raise
         except Invalid:  # about these texts
             pass
-        return made, allowed
+        found = {each: self.stored[each] for each in piece if each in self.stored}
+        return {**found, **made}, allowed == len(digests)
 
     def _stop_if_late(self, done: int = 0) -> None:
         if time.monotonic() > self.ends + LATE_S:

@@ -7,10 +7,11 @@ import shutil
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
+from threading import Barrier, Lock
 from typing import Any
 
 import anyio
@@ -27,6 +28,7 @@ from app.main import create_app
 from app.search import native_vectors
 from app.settings import Settings
 from app.stores.port import StoreLocation
+from app.turns import SingleFlight
 from tests.helpers import alter
 from tests.stores.cases.base import Rows
 from tests.stores.cases.lancedb import LancedbCase
@@ -255,7 +257,21 @@ def test_what_comes_after_a_deadline_serves_the_next_search(shop: Shop) -> None:
     assert found["native"]["missing"] == 0
 
 
-def test_two_searches_at_once_embed_a_text_once(shop: Shop) -> None:
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_two_searches_at_once_embed_a_text_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, in_turn: bool
+) -> None:
+    """Also where one comes to a piece of the texts just after the other has embedded it."""
+    run, both_wait, turn = SingleFlight.run, Barrier(2), Lock()
+
+    def run_in_turn(flight: SingleFlight, key: Any, call: Callable[[], Any]) -> Any:
+        if key[0] == "native":
+            both_wait.wait(60)
+        with turn:
+            return run(flight, key, call)
+
+    if in_turn:
+        monkeypatch.setattr(SingleFlight, "run", run_in_turn)
     with ThreadPoolExecutor() as pool:
         both = list(pool.map(lambda _: shop.search(native=64, inputs=QUERIES[:1]), range(2)))
     assert all(each["native"]["missing"] == 0 for each in both)
