@@ -6,11 +6,7 @@ import re
 
 import torch
 
-from app.context import (
-    ANSWER_NUMBERS_A_VECTOR,
-    Limits,
-    Services,
-)
+from app.context import ANSWER_NUMBERS_A_VECTOR, Limits, Services
 from app.db.blobs import BlobStore
 from app.db.budget import TextBudget
 from app.db.cache import Cache, NameCache

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 from pydantic import AliasPath, BaseModel, BeforeValidator, Field
 
 from app.db import tables
-from app.http.fields import (
-    RowModel,
-)
+from app.http.fields import RowModel
 
 
 class SpaceHealth(BaseModel):

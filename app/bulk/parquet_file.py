@@ -21,13 +21,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from app.db.tables import new_id
-from app.errors import (
-    ROWS_SHOWN,
-    AnchorageError,
-    Conflict,
-    DimensionMismatch,
-    InvalidRequest,
-)
+from app.errors import ROWS_SHOWN, AnchorageError, Conflict, DimensionMismatch, InvalidRequest
 from app.maths.geometry.space import refuse_overflow
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator

@@ -8,25 +8,12 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from sqlalchemy import Select, delete, exists, or_, select, update
-from sqlalchemy.orm import (
-    Session,
-    contains_eager,
-    joinedload,
-    undefer,
-)
+from sqlalchemy.orm import Session, contains_eager, joinedload, undefer
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.sql.base import ExecutableOption as ORMOption
 
 from app.db.session import changed_rows
-from app.db.tables import (
-    AliasRow,
-    AnchorSetRow,
-    EncoderRow,
-    HeadRow,
-    PoolRow,
-    SpaceRow,
-    StoreRow,
-)
+from app.db.tables import AliasRow, AnchorSetRow, EncoderRow, HeadRow, PoolRow, SpaceRow, StoreRow
 from app.errors import AnchorsNotEmbedded, NameTaken, NotFound
 
 #: most names that one that does not exist is compared with, and that an error shows

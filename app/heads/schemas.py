@@ -11,13 +11,7 @@ from torch import Tensor
 from app.heads.linear import read_tensors
 from app.http import fields
 from app.http.fields import Body, Dtype, Encoding, InputsBody, Name, Numbers, Vectors
-from app.translate.fields import (
-    INDEX_DESCRIPTION,
-    AnswerWarningOut,
-    FitFields,
-    Flag,
-    IndexSize,
-)
+from app.translate.fields import INDEX_DESCRIPTION, AnswerWarningOut, FitFields, Flag, IndexSize
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 

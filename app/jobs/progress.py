@@ -18,11 +18,7 @@ from torch import Tensor
 
 from app.context import Services
 from app.db import tables
-from app.errors import (
-    BlobMissing,
-    DatabaseUnavailable,
-    StorageUnavailable,
-)
+from app.errors import BlobMissing, DatabaseUnavailable, StorageUnavailable
 from app.jobs import queries as jobs
 
 log = logging.getLogger("anchorage.jobs")

@@ -10,11 +10,7 @@ from sqlalchemy.orm import Session
 from app.access.audit import record_audit
 from app.context import RequestContext, Services
 from app.db import leases, tables
-from app.errors import (
-    JobFinished,
-    QueueFull,
-    TooManyJobs,
-)
+from app.errors import JobFinished, QueueFull, TooManyJobs
 from app.jobs import queries as jobs
 from app.types import JobKind, JobState
 

@@ -18,20 +18,9 @@ from sqlalchemy.orm import Session
 from app.context import Services
 from app.db import leases as row_leases
 from app.db import tables
-from app.errors import (
-    AnchorageError,
-    DatabaseUnavailable,
-    Unavailable,
-)
+from app.errors import AnchorageError, DatabaseUnavailable, Unavailable
 from app.jobs import queries as jobs
-from app.jobs.progress import (
-    Cancelled,
-    LeaseLost,
-    Progress,
-    Requeued,
-    Yielded,
-    null_nonfinite,
-)
+from app.jobs.progress import Cancelled, LeaseLost, Progress, Requeued, Yielded, null_nonfinite
 from app.ops import logs, metrics
 from app.ops.devices import is_device_failure
 from app.types import JobState

@@ -32,12 +32,7 @@ from app.errors import (
 from app.moves.context import MigrationContext, open_migration, without_url
 from app.moves.lease import LEASE_S, Lease, take_lease
 from app.moves.queries import STEP, TRANSLATED_BACK, WINDOW
-from app.moves.service import (
-    MigrationStatus,
-    find_migration,
-    hand_over,
-    refuse_unless_possible,
-)
+from app.moves.service import MigrationStatus, find_migration, hand_over, refuse_unless_possible
 from app.moves.sync import drain_held
 from app.stores.port import OLD_SIZE, StoreId, StoreVectors
 from app.stores.registry import has_cutover

@@ -14,13 +14,7 @@ from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders import encoding, incoming
 from app.encoders.models.base import Inputs
-from app.errors import (
-    InvalidRequest,
-    MissingField,
-    TooManyVectors,
-    WrongState,
-    blaming,
-)
+from app.errors import InvalidRequest, MissingField, TooManyVectors, WrongState, blaming
 from app.maths.geometry.space import row_norms, unit_rows
 from app.maths.relevance.options import DEFAULT_CANDIDATES
 from app.moves.queries import STEP

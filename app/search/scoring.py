@@ -39,13 +39,7 @@ from app.maths.relevance.fuse_weight import trust_of
 from app.maths.relevance.native import blend
 from app.search.native_vectors import OTHERS, NativeVectors, native_vectors
 from app.search.queries import StoreRowId, row_digest
-from app.search.schemas import (
-    CombinedOut,
-    NativeOut,
-    RescoreRequest,
-    ScoreKind,
-    StoreSearchRequest,
-)
+from app.search.schemas import CombinedOut, NativeOut, RescoreRequest, ScoreKind, StoreSearchRequest
 from app.search.weights import EncoderPair, Weighting, weighting_of
 from app.stores.port import Hits
 from app.translate.maps import ServedMap

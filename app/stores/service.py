@@ -28,15 +28,7 @@ from app.errors import (
 from app.openai import queries as aliases
 from app.stores import queries as store_queries
 from app.stores.handles import STORE_ANSWER_S, find_address
-from app.stores.port import (
-    Capabilities,
-    Side,
-    Store,
-    StoreFacts,
-    StoreId,
-    StoreNote,
-    StoreVectors,
-)
+from app.stores.port import Capabilities, Side, Store, StoreFacts, StoreId, StoreNote, StoreVectors
 from app.stores.registry import EMBEDDED, require_known_options
 from app.stores.schemas import NewStore, StoreOut
 from app.stores.text_templates import parse_template

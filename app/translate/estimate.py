@@ -16,12 +16,7 @@ from app.db import tables
 from app.db.cache import Key
 from app.errors import QualityBelowMinimum
 from app.maths.quality import crossfit
-from app.maths.quality.estimate import (
-    DEFAULT_INDEX,
-    SMALLEST_INDEX,
-    estimate,
-    more_partitions,
-)
+from app.maths.quality.estimate import DEFAULT_INDEX, SMALLEST_INDEX, estimate, more_partitions
 from app.maths.quality.index_curves import IndexCurves, comparison_of, measure_curves
 from app.translate import fit_anchors, queries
 from app.translate.maps import ServedMap

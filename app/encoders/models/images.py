@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.encoders.models.base import Input, Item
 from app.encoders.models.torchvision_ops import import_timm
-from app.errors import (
-    AnchorageError,
-    EncoderUnavailable,
-    ImageTooLarge,
-    InvalidImage,
-    InvalidInput,
-)
+from app.errors import AnchorageError, EncoderUnavailable, ImageTooLarge, InvalidImage, InvalidInput
 from app.lanes import Lanes
 
 if TYPE_CHECKING:

@@ -24,12 +24,7 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from app.maths.bootstrap.neighbours import (
-    Beat,
-    graded_map,
-    mutual_partners,
-    product_blocks,
-)
+from app.maths.bootstrap.neighbours import Beat, graded_map, mutual_partners, product_blocks
 
 #: Halvings of the pairs.
 CONFIRMATIONS = 3
