@@ -9,7 +9,18 @@ import typer
 from typer.core import TyperGroup
 
 from app import __version__
-from app.cli import database, demo, encoders, keys, migrate, search, serve, stores, translate
+from app.cli import (
+    anchors,
+    database,
+    demo,
+    encoders,
+    keys,
+    migrate,
+    search,
+    serve,
+    stores,
+    translate,
+)
 
 #: groups of the help, after the commands that change the model of a store
 SERVICE, OTHERS = "Run the service", "Files, and a demo"
@@ -25,8 +36,11 @@ class Commands(TyperGroup):
         except typer.TyperException as error:
             is_ours = type(error) is typer.BadParameter and error.param is None
             text = error.message if is_ours else error.format_message()
-            if (context := getattr(error, "ctx", None)) and not is_ours:
-                text = f"{text.rstrip('.')}. See: {' '.join(context.command_path.split())} --help"
+            if text and (context := getattr(error, "ctx", None)) and not is_ours:
+                end = "" if text.endswith("?") else "."
+                text = (
+                    f"{text.rstrip('.')}{end} See: {' '.join(context.command_path.split())} --help"
+                )
             if text:  # else its help is printed
                 typer.secho(f"Error: {text}", fg="red", err=True)
             code = error.exit_code
@@ -42,6 +56,7 @@ cli.command(rich_help_panel=OTHERS)(demo.demo)
 cli.add_typer(migrate.cli, name="migrate")
 cli.add_typer(stores.cli, name="stores")
 cli.add_typer(encoders.cli, name="encoders")
+cli.add_typer(anchors.cli, name="anchors")
 cli.add_typer(keys.cli, name="keys", rich_help_panel=SERVICE)
 cli.add_typer(database.cli, name="db", rich_help_panel=SERVICE)
 

@@ -9,19 +9,13 @@ import typer
 from app.cli.local import explain_faults, has_usable_key, open_services, read_settings
 from app.cli.output import AsJson, print_json
 
-cli = typer.Typer(
-    no_args_is_help=True,
-    help="Manage the service's own database: its schema.",
-)
+cli = typer.Typer(no_args_is_help=True, help="Manage the service's own database: its schema.")
 
 
 @cli.command()
 def upgrade(
     first_key: Annotated[
-        bool,
-        typer.Option(
-            help="If no API key works, create one with every scope and print it.",
-        ),
+        bool, typer.Option(help="If no API key works, create one with every scope and print it.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -30,12 +30,10 @@ def create(
         list[Scope] | None, typer.Option(help="Each includes those before it; default: read.")
     ] = None,
     days: Annotated[
-        int | None,
-        typer.Option(min=1, max=36_500, help="Days until it expires; default: never."),
+        int | None, typer.Option(min=1, max=36_500, help="Days until it expires; default: never.")
     ] = None,
     rate: Annotated[
-        str | None,
-        typer.Option(help="Its rate limit, such as 600/minute; default: the server's."),
+        str | None, typer.Option(help="Its rate limit, such as 600/minute; default: the server's.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

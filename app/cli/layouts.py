@@ -67,10 +67,7 @@ def fill_in(
     layout = LAYOUTS[name]
     if (table := table or layout.table) is None:
         raise typer.BadParameter(f"{name} names its tables itself. Pass --table.")
-    fields: dict[str, Any] = {
-        "text_field": layout.text_field,
-        "vector_field": layout.vector_field,
-    }
+    fields: dict[str, Any] = {"text_field": layout.text_field, "vector_field": layout.vector_field}
     if layout.collections is not None:
         found = _collections(address, layout.collections)
         if collection is None or collection not in found:

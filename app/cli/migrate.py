@@ -72,7 +72,7 @@ def migrate(
         typer.Argument(
             metavar="STORE",
             help="A connected store, or with --table the address of one: postgresql://..., "
-            "http://... of Qdrant or Milvus, a folder or a file.",
+            "http://... of Qdrant, Milvus or Chroma, a folder or a file.",
         ),
     ],
     target: Annotated[Text, typer.Option(help="The new encoder, or a model to load.")] = None,
@@ -265,7 +265,9 @@ def _find(client: Client, store: str) -> Migration:
         from app.stores.common import did_you_mean
 
         near = did_you_mean(store, {each["store"] for each in client.migrations.list()})
-        raise typer.BadParameter(f"{store} has no migration.{near} To begin: anchorage migrate")
+        raise typer.BadParameter(
+            f"{store} has no migration.{near} To begin: anchorage migrate {store} --target ENCODER"
+        )
     return found
 
 
@@ -417,7 +419,7 @@ def _print_plan(plan: Mapping[str, Any], *, notes: bool) -> None:
     facts += [
         ("time", f"{time}, and {end}"),
         ("disk", "unknown" if disk is None else f"about {disk / 2**20:,.0f} MiB more"),
-        ("index", f"must find {plan['min_recall']:.0%} of the nearest rows, as `verify` checks"),
+        ("index", f"must find {plan['min_recall']:.0%} of the nearest rows, if `verify` can tell"),
     ]
     header = ("rows", f"{plan['rows']:,}, to {plan['fill']} by {plan['target']}")
     print_rows(header, facts, as_json=False)

@@ -45,7 +45,13 @@ def search(
     scores = [round(each, 4) for each in hits.scores]
     ranked = zip(range(1, k + 1), hits.ids, scores, texts, strict=False)
     print_rows(RESULT_COLUMNS, list(ranked), as_json=as_json)
-    typer.echo(f"By {by}.", err=True)
+    where = ""
+    if migrations and migrations[0]["ended_at"] is None:
+        scored = ", scored by the new ones" if about["new_vectors"] else ""
+        where = (
+            ", in the new vectors" if about["side"] == "new" else f", in the old vectors{scored}"
+        )
+    typer.echo(f"By {by}{where}.", err=True)
     for each in about["warnings"]:
         warn(in_words_of_commands(each["detail"], store))
 

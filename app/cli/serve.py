@@ -25,17 +25,14 @@ UNREAD_MS = 30_000
 
 def serve(
     host: Annotated[
-        str | None,
-        typer.Option(help="Address to listen on; default: 127.0.0.1"),
+        str | None, typer.Option(help="Address to listen on; default: 127.0.0.1")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; default: 8080")] = None,
     data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder for SQLite and the blobs; default: .anchorage"),
+        Path | None, typer.Option(help="Folder for SQLite and the blobs; default: .anchorage")
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(help="Processes that answer requests; default: 1. More need Redis"),
+        int | None, typer.Option(help="Processes that answer requests; default: 1. More need Redis")
     ] = None,
 ) -> None:
     """Run the service. It needs no other service: it uses SQLite, and runs jobs in its process.

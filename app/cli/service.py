@@ -40,13 +40,13 @@ CALLS = {
     r"`options\.url`": "`--endpoint`",
     r" Add it to the body\.": " Add it.",
     r"`anchor_set` is missing\. Name a set that the store's encoder and `target` embedded": "Pass "
-    "`--by`, and `--anchor-set` of it and the store's encoder",
+    "`--anchor-set` of the encoder and the store's (`anchorage anchors list`)",
     r"Send the encoder's vectors, or name an encoder that it runs\.": "Pass `--by` with an encoder "
     "that it runs, and `--anchor-set`, or first migrate the store.",
     r"POST /encoders(?![/\w])": "`anchorage encoders add`",
     r"POST /stores(?![/\w])": "`anchorage stores connect`",
     r"DELETE /stores/([\w.-]*\w)": r"`anchorage stores disconnect \1`",
-    r"DELETE /aliases/([\w.-]*\w)": r"`client.aliases.delete('\1')` in Python",
+    r"DELETE /aliases/([\w.-]*\w)": r"`anchorage stores unname \1`",
     r"POST /migrations/\w+/(\w+)": r"`anchorage migrate \1 STORE`",
     r"POST /stores/([\w.-]+)/search": r'`anchorage search \1 "a text"`',
     r"GET /(encoders|stores)(?![/\w])": r"`anchorage \1 list`",

@@ -172,8 +172,12 @@ class Source:
         if not facts.rows:
             raise typer.BadParameter(f"{self.place['collection']} has no row with a vector.")
         if needs_field:
-            named = f"--text-field {' or '.join(names)}" if names else "none, so --anchor-set"
-            raise typer.BadParameter(f"Pass the field of the texts: {named}.")
+            raise typer.BadParameter(
+                f"Pass the field of the texts: --text-field {' or '.join(names)}."
+                if names
+                else "The store has no texts to embed. Pass --fill translate and --anchor-set "
+                "(make one by `anchorage anchors add`)."
+            )
         return facts.dim
 
 

@@ -19,8 +19,7 @@ cli = typer.Typer(
 STORE_COLUMNS = ("name", "kind", "address", "collection", "encoder")
 
 TextField = Annotated[
-    str | None,
-    typer.Option(help="Column or field of the texts, or a template: {title}: {body}."),
+    str | None, typer.Option(help="Column or field of the texts, or a template: {title}: {body}.")
 ]
 VectorField = Annotated[
     str | None, typer.Option(help="Column or named vector; default: the only one.")
@@ -94,6 +93,21 @@ def name_store(
         print_json(made)
     else:
         typer.echo(f"/v1/embeddings with the model {name!r} makes the vectors of {store}.")
+
+
+@cli.command("unname")
+def unname_store(
+    name: Annotated[str, typer.Argument(help="The model's name.")],
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Delete the name of a store. Applications that use it get errors."""
+    with connect(url) as client:
+        client.aliases.delete(name)
+    if as_json:
+        print_json({"name": name, "state": "deleted"})
+    else:
+        typer.echo(f"The model {name!r} is deleted.")
 
 
 @cli.command("disconnect")

@@ -277,7 +277,10 @@ def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongStat
     if row.state == MigrationState.cut_over:
         advice = " Call `finish`, which deletes the old vectors, or `rollback`."
     if call == "rollback" and row.state == MigrationState.finished:
-        advice = " The old vectors are deleted: restore a backup of the database."
+        advice = (
+            " The old vectors are deleted: restore a backup of the database, disconnect the store, "
+            "and connect it again with the old encoder."
+        )
     if step := row.position.get(queries.STEP):
         return WrongState(
             f"`{step}` of this migration was interrupted. Call `{step}` again before `{call}`."

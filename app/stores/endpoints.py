@@ -10,6 +10,7 @@ from app.db import resources, tables
 from app.http.bodies import json_body
 from app.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.http.problems import documented
+from app.stores import queries
 from app.stores import service as stores
 from app.stores.schemas import NewStore, StoreEntryOut, StoreOut, StorePage
 
@@ -42,7 +43,11 @@ def list_stores(services: Svc, project: Reads, after: After = "", limit: Limit =
     """Returns the project's stores in the order of their names. Connects to none."""
     with services.db.transaction() as session:
         rows = resources.page(session, tables.StoreRow, project, after=after, limit=limit)
-    return StorePage(stores=[StoreEntryOut.model_validate(row) for row in rows])
+        shown = queries.shown_encoders(session, project)
+    page = StorePage(stores=[StoreEntryOut.model_validate(row) for row in rows])
+    for row, entry in zip(rows, page.stores, strict=True):
+        entry.encoder = shown.get(row.id, entry.encoder)
+    return page
 
 
 @router.get("/{name}", summary="Get a store", responses=documented(404, 409, 422))

@@ -105,11 +105,7 @@ class StoreHandles:
         )
 
     async def ask(
-        self,
-        row: StoreRow,
-        call: Callable[[Store], Result],
-        *,
-        within_s: float = STORE_ANSWER_S,
+        self, row: StoreRow, call: Callable[[Store], Result], *, within_s: float = STORE_ANSWER_S
     ) -> Result:
         """Call a store, and wait on the event loop for its answer.
 
@@ -123,11 +119,7 @@ class StoreHandles:
             return await asyncio.wait_for(asyncio.wrap_future(future), within_s)
 
     def wait(
-        self,
-        row: StoreRow,
-        call: Callable[[Store], Result],
-        *,
-        within_s: float = STORE_ANSWER_S,
+        self, row: StoreRow, call: Callable[[Store], Result], *, within_s: float = STORE_ANSWER_S
     ) -> Result:
         """Call a store, and wait in this thread."""
         load_connector(row.kind)

@@ -234,8 +234,7 @@ class LancedbStore(Store):
     def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         if wanted.filter is not None and not isinstance(wanted.filter, str):
             raise InvalidFilter(
-                'A filter of LanceDB is a condition in SQL, as text: "price < 10".',
-                field="filter",
+                'A filter of LanceDB is a condition in SQL, as text: "price < 10".', field="filter"
             )
         table = self.open()
         distance, others = self.distance(table), table.others if wanted.payload else []

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.db.resources import by_name
 from app.db.tables import AnchorSetRow, EncoderRow, MigrationRow, StoreRow
+from app.types import MigrationState
 
 
 def active_migration(session: Session, store_row: StoreRow) -> MigrationRow | None:
@@ -24,6 +25,13 @@ def moving_store(session: Session, project: str, name: str) -> tuple[StoreRow, M
     """Return a store and its active migration, if it has one."""
     row = by_name(session, StoreRow, project, name)
     return row, active_migration(session, row)
+
+
+def shown_encoders(session: Session, project: str) -> dict[str, str]:
+    """Return the encoder whose vectors clients see, for each store that is cut over."""
+    active = (MigrationRow.ended_at.is_(None), MigrationRow.state == MigrationState.cut_over)
+    found = session.scalars(select(MigrationRow).where(MigrationRow.project == project, *active))
+    return {each.store_id: each.target.name for each in found if each.store_id is not None}
 
 
 def searched_store(

@@ -114,8 +114,7 @@ class StoreEntryOut(RowModel):
         "is none.",
     )
     encoder: str = Field(
-        validation_alias=AliasPath("encoder", "name"),
-        description="Encoder whose vectors it holds.",
+        validation_alias=AliasPath("encoder", "name"), description="Encoder whose vectors it holds."
     )
     created_at: datetime = Field(description="When it was registered.")
 

@@ -146,10 +146,7 @@ class SqliteVecStore(Store):
         with self.open() as table:
             rows = table.count()
         return StoreFacts(
-            rows=rows,
-            dim=table.dim,
-            metric=DISTANCES[table.distance],
-            vector_field=table.vector,
+            rows=rows, dim=table.dim, metric=DISTANCES[table.distance], vector_field=table.vector
         )
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:

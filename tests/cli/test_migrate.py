@@ -96,6 +96,9 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "clients waited" in printed
     assert "To undo it: anchorage migrate rollback docs (or finish, sync, verify)" in printed
     assert vectors(table).shape == (ROWS, NEW_DIM)
+    assert [row["encoder"] for row in terminal.json("stores", "list")] == ["new"]
+    first = "First `anchorage migrate finish docs`, or `anchorage migrate rollback docs` and"
+    assert first in terminal.refusal("stores", "disconnect", "docs")
     terminal.ok("migrate", "sync", "docs")
     assert "is rolled-back" in terminal.ok("migrate", "rollback", "docs")
     np.testing.assert_array_equal(vectors(table), before)
@@ -108,6 +111,10 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert vectors(table).shape == (ROWS, NEW_DIM)
     assert "expected to find" in terminal.ok("migrate", "status", "docs")  # it stays so
     assert "restore a backup" in terminal.refusal("migrate", "rollback", "docs")
+    terminal.ok("stores", "name", "docs", "ours")
+    named = terminal.refusal("stores", "disconnect", "docs")
+    assert "the name 'ours'. First `anchorage stores unname NAME`." in named
+    assert "is deleted" in terminal.ok("stores", "unname", "ours")
 
 
 def test_ctrl_c_leaves_the_run_and_the_same_command_continues_with_other_limits(

@@ -45,11 +45,26 @@ def test_encoders_and_stores_by_scripts(serve: Serve, tmp_path: Path) -> None:
     made = call("stores", "connect", "shop", *place, "--encoder", "old", "--id-field", "id")
     assert (made["rows"], made["dim"]) == (3, 3)
     assert [row["name"] for row in call("stores", "list")] == ["shop"]
+    assert "no name 'ours'" in terminal.refusal("stores", "unname", "ours")
     assert call("stores", "disconnect", "shop")["name"] == "shop"
     printed = terminal.ok("stores", "connect", "shop", *place, "--encoder", "old")
     assert "shop: 3 rows of 3 numbers" in printed
     assert "No anchors tell whether old made its vectors" in printed
     assert "`--by`" in terminal.refusal("search", "shop", "a text")
+
+
+def test_anchors_of_kept_texts_and_vectors(serve: Serve, tmp_path: Path) -> None:
+    terminal, texts, vectors = serve(), tmp_path / "kept.txt", tmp_path / "kept.npy"
+    texts.write_text("a card\na\u2028loan\n")
+    np.save(vectors, np.eye(2, 3))
+    add = ("anchors", "add", "kept", "--texts", str(texts))
+    assert "Pass --store, or --texts" in terminal.refusal(*add)
+    assert "Vectors are ENCODER=FILE.npy." in terminal.refusal(*add, "--vectors", str(vectors))
+    terminal.ok("encoders", "add", "old", "--dim", "3")
+    made = terminal.json(*add, "--vectors", f"old={vectors}")
+    assert (made["name"], made["size"], made["encoders"]) == ("kept", 2, ["old"])
+    assert [row["name"] for row in terminal.json("anchors", "list")] == ["kept"]
+    assert "Error: " not in terminal.refusal("anchors")
 
 
 def test_a_command_that_asks_a_service_loads_nothing_of_the_service_itself() -> None:

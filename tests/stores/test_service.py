@@ -85,7 +85,7 @@ def test_the_texts_of_a_chroma_collection_are_its_documents(
         collection = client.create_collection("bare", embedding_function=None)
         collection.add(["a"], embeddings=np.ones((1, OLD_DIM)))
     bare = connect(location, name="bare", collection="bare")
-    assert (bare.text_field, len(bare.notes)) == (None, 3)  # no function, so no note about it
+    assert (bare.text_field, len(bare.notes)) == (None, 4)  # no function, so no note about it
 
 
 def test_encoders_of_other_sets_are_compared_too(services) -> None:

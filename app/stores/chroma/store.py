@@ -62,6 +62,11 @@ CHROMA_NOTES = (
         "it Chroma embeds by all-MiniLM-L6-v2, silently: right only if that is the target.",
     ),
 )
+FOLDER_NOTE = StoreNote(
+    "one-process-a-folder",
+    "While the service has the folder open, no other process may write to it. `finish` leaves the "
+    "file of the old index there, as Chroma does.",
+)
 
 
 class ChromaStore(PairedStore):
@@ -204,7 +209,10 @@ class ChromaStore(PairedStore):
             dim=dim,
             metric=_space(place),
             indexed=True,
-            notes=CHROMA_NOTES[:2] if function is None else CHROMA_NOTES,
+            notes=(
+                *CHROMA_NOTES[: 2 if function is None else 3],
+                *(() if "://" in self.location.url else (FOLDER_NOTE,)),
+            ),
         )
 
     def sample_ids(self, place: Any, count: int, seed: int) -> Iterable[StoreId]:

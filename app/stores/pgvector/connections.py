@@ -194,11 +194,7 @@ class PgConnections:
                 field="address",
             ) from None
         connection = StoreConnection.connect(
-            self._url,
-            autocommit=True,
-            connect_timeout=CONNECT_S,
-            prepare_threshold=None,
-            **GONE,
+            self._url, autocommit=True, connect_timeout=CONNECT_S, prepare_threshold=None, **GONE
         )
         try:
             row = connection.execute(_SERVER).fetchone()

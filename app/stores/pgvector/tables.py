@@ -367,8 +367,7 @@ def load_table(connection: StoreConnection, oid: int, location: StoreLocation) -
     schema, name, owner, kind = row
     if kind not in ("r", "p"):
         raise StoreUnsupported(
-            f"{name!r} is not a table. Name the table that holds the vectors.",
-            field="collection",
+            f"{name!r} is not a table. Name the table that holds the vectors.", field="collection"
         )
     columns = [PgColumn(*each) for each in connection.execute(_COLUMNS, [oid])]
     for each in (schema, name, *(column.name for column in columns)):

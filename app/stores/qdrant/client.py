@@ -117,7 +117,7 @@ def qdrant_faults(where: str, *, filtered: bool = False) -> AbstractContextManag
         if isinstance(error, ResponseHandlingException) and isinstance(source, ValidationError):
             return StoreUnsupported(
                 f"{store} answered in a form that this client does not read. Ask the operator to "
-                "compare the versions of both.",
+                "compare the versions of both."
             )
         if isinstance(error, ResponseHandlingException | httpx.HTTPError):
             return StoreUnavailable(

@@ -237,6 +237,8 @@ def _no_answer(error: httpx2.TransportError) -> UnavailableError:
     detail = f"The service at {place} did not answer: {error or type(error).__name__}."
     if isinstance(error, httpx2.ConnectError):
         detail += " Is `anchorage serve` running?"
+    elif isinstance(error, httpx2.ReadTimeout):
+        detail += " It may work still: repeat the call, or give the client a longer `timeout`."
     return UnavailableError(None, {"code": "no-answer", "detail": detail})
 
 

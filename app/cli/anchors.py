@@ -1,0 +1,64 @@
+"""`anchorage anchors`: the items that two models have embedded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.output import AsJson, print_json, print_rows
+from app.cli.service import DEFAULT_URL, Url, connect
+
+cli = typer.Typer(
+    no_args_is_help=True, help="Make anchors: items that two models have embedded, for translation."
+)
+
+#: columns of `anchors list`
+SET_COLUMNS = ("name", "size", "encoders")
+
+
+@cli.command("list")
+def list_sets(as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """List the sets of anchors."""
+    with connect(url) as client:
+        rows = [[row[column] for column in SET_COLUMNS] for row in client.anchor_sets.list()]
+    print_rows(SET_COLUMNS, rows, as_json=as_json)
+
+
+@cli.command("add")
+def add(
+    name: Annotated[str, typer.Argument(help="Name of the set.")],
+    encoder: Annotated[list[str] | None, typer.Option(help="Embeds the texts.")] = None,
+    store: Annotated[str | None, typer.Option(help="Take 1,000 texts of this store.")] = None,
+    texts: Annotated[Path | None, typer.Option(help="Kept texts, one a line.")] = None,
+    vectors: Annotated[list[str] | None, typer.Option(help="ENCODER=FILE.npy, row by row.")] = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Make anchors of a store's texts, or of kept texts and vectors."""
+    import numpy as np
+
+    if not (encoder or vectors) or bool(store) == bool(texts or vectors):
+        raise typer.BadParameter(
+            "Pass --store, or --texts and --vectors ENCODER=FILE.npy, and --encoder with the new."
+        )
+    embeddings, inputs = {}, None
+    try:
+        if texts:
+            inputs = texts.read_text("utf-8").removesuffix("\n").split("\n")
+        for owner, _, file in (each.partition("=") for each in vectors or ()):
+            embeddings[owner] = np.asarray(np.load(file, allow_pickle=False), np.float32)
+    except (OSError, TypeError, ValueError) as error:
+        raise typer.BadParameter(f"{error}. Vectors are ENCODER=FILE.npy.") from None
+    with connect(url) as client:
+        if store:
+            made = client.anchor_sets.create_from_store(name, store, encoders=encoder or [])
+        else:
+            made = client.anchor_sets.create(
+                name, inputs=inputs, encoders=encoder, embeddings=embeddings or None
+            )
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(f"{name}: {made['size']:,} anchors of {', '.join(made['encoders'])}.")
