@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.output import AsJson, print_json, print_rows
+from app.cli.output import AsJson, print_fields, print_json
 from app.cli.service import DEFAULT_URL, Url, connect
 
 cli = typer.Typer(
@@ -22,8 +22,7 @@ SET_COLUMNS = ("name", "size", "encoders")
 def list_sets(as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """List the sets of anchors."""
     with connect(url) as client:
-        rows = [[row[column] for column in SET_COLUMNS] for row in client.anchor_sets.list()]
-    print_rows(SET_COLUMNS, rows, as_json=as_json)
+        print_fields(SET_COLUMNS, client.anchor_sets.list(), as_json=as_json)
 
 
 @cli.command("add")

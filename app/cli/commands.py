@@ -37,10 +37,8 @@ class Commands(TyperGroup):
             is_ours = type(error) is typer.BadParameter and error.param is None
             text = error.message if is_ours else error.format_message()
             if text and (context := getattr(error, "ctx", None)) and not is_ours:
-                end = "" if text.endswith("?") else "."
-                text = (
-                    f"{text.rstrip('.')}{end} See: {' '.join(context.command_path.split())} --help"
-                )
+                end, path = "" if text.endswith("?") else ".", context.command_path.split()
+                text = f"{text.rstrip('.')}{end} See: {' '.join(path)} --help"
             if text:  # else its help is printed
                 typer.secho(f"Error: {text}", fg="red", err=True)
             code = error.exit_code

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.output import AsJson, print_json, print_rows
+from app.cli.output import AsJson, print_fields, print_json
 from app.cli.service import DEFAULT_URL, Url, connect
 
 cli = typer.Typer(
@@ -24,8 +24,7 @@ Name = Annotated[str, typer.Argument(help="Name of the encoder.")]
 def list_encoders(as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """List the registered encoders."""
     with connect(url) as client:
-        rows = [[row[column] for column in ENCODER_COLUMNS] for row in client.encoders.list()]
-    print_rows(ENCODER_COLUMNS, rows, as_json=as_json)
+        print_fields(ENCODER_COLUMNS, client.encoders.list(), as_json=as_json)
 
 
 @cli.command("add")

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from app.cli import INTERRUPTED
 from app.cli.layouts import LAYOUTS, fill_in
-from app.cli.output import AsJson, print_json, print_rows, warn
+from app.cli.output import AsJson, print_fields, print_json, print_rows, warn
 from app.cli.service import DEFAULT_URL, Url, connect, in_words_of_commands
 from app.cli.sources import KINDS, Source, find_target
 from app.cli.stores import TextField, VectorField, print_space
@@ -248,9 +248,7 @@ def status(
         if store is not None:
             _report(_find(client, store).data, as_json)
             return
-        listed = client.migrations.list()
-    rows = [[each[column] for column in MIGRATION_COLUMNS] for each in listed]
-    print_rows(MIGRATION_COLUMNS, rows, as_json=as_json)
+        print_fields(MIGRATION_COLUMNS, client.migrations.list(), as_json=as_json)
 
 
 def _newest(client: Client, store: str) -> Migration | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import orjson
@@ -27,6 +27,12 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         typer.echo("  ".join(cells).rstrip())
+
+
+def print_fields(columns: Sequence[str], found: Iterable[Any], *, as_json: bool) -> None:
+    """Print some fields of objects, a row for each."""
+    rows = [[each[column] for column in columns] for each in found]
+    print_rows(columns, rows, as_json=as_json)
 
 
 def as_text(cell: Any) -> str:

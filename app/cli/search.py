@@ -47,10 +47,9 @@ def search(
     print_rows(RESULT_COLUMNS, list(ranked), as_json=as_json)
     where = ""
     if migrations and migrations[0]["ended_at"] is None:
-        scored = ", scored by the new ones" if about["new_vectors"] else ""
-        where = (
-            ", in the new vectors" if about["side"] == "new" else f", in the old vectors{scored}"
-        )
+        where = f", in the {about['side']} vectors"
+        if about["side"] == "old" and about["new_vectors"]:
+            where += ", scored by the new ones"
     typer.echo(f"By {by}{where}.", err=True)
     for each in about["warnings"]:
         warn(in_words_of_commands(each["detail"], store))

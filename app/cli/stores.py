@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.output import AsJson, print_json, print_rows, warn
+from app.cli.output import AsJson, print_fields, print_json, warn
 from app.cli.service import DEFAULT_URL, Url, connect
 
 cli = typer.Typer(
@@ -75,8 +75,7 @@ def connect_store(
 def list_connected(as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """List the connected stores, without connecting to them."""
     with connect(url) as client:
-        rows = [[row[column] for column in STORE_COLUMNS] for row in client.stores.list()]
-    print_rows(STORE_COLUMNS, rows, as_json=as_json)
+        print_fields(STORE_COLUMNS, client.stores.list(), as_json=as_json)
 
 
 @cli.command("name")
@@ -107,7 +106,7 @@ def unname_store(
     if as_json:
         print_json({"name": name, "state": "deleted"})
     else:
-        typer.echo(f"The model {name!r} is deleted.")
+        typer.echo(f"The name {name!r} is deleted.")
 
 
 @cli.command("disconnect")

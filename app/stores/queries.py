@@ -29,9 +29,10 @@ def moving_store(session: Session, project: str, name: str) -> tuple[StoreRow, M
 
 def shown_encoders(session: Session, project: str) -> dict[str, str]:
     """Return the encoder whose vectors clients see, for each store that is cut over."""
+    shown = select(MigrationRow.store_id, EncoderRow.name).join(MigrationRow.target)
     active = (MigrationRow.ended_at.is_(None), MigrationRow.state == MigrationState.cut_over)
-    found = session.scalars(select(MigrationRow).where(MigrationRow.project == project, *active))
-    return {each.store_id: each.target.name for each in found if each.store_id is not None}
+    found = session.execute(shown.where(MigrationRow.project == project, *active))
+    return {row.store_id: row.name for row in found}
 
 
 def searched_store(

@@ -195,12 +195,10 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
         row = resources.by_name(session, tables.StoreRow, context.project, name)
         active = store_queries.active_migration(session, row)
         if active is not None:
-            path, is_cut = f"POST /migrations/{active.id}", active.state == MigrationState.cut_over
-            end = (
-                f"{path}/finish, or {path}/rollback and {path}/abandon"
-                if is_cut
-                else f"{path}/abandon"
-            )
+            path = f"POST /migrations/{active.id}"
+            end = f"{path}/abandon"
+            if active.state == MigrationState.cut_over:
+                end = f"{path}/finish, or {path}/rollback and {path}/abandon"
             user = f"migration {active.id} ({active.state})"
             refuse_in_use(f"store {name!r}", [user], f"First {end}.")
         refuse_in_use(

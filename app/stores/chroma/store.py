@@ -64,8 +64,8 @@ CHROMA_NOTES = (
 )
 FOLDER_NOTE = StoreNote(
     "one-process-a-folder",
-    "While the service has the folder open, no other process may write to it. `finish` leaves the "
-    "file of the old index there, as Chroma does.",
+    "While the service has the folder open, no other process may write to it. `finish` deletes the "
+    "old collection, but Chroma leaves the file of its index in the folder.",
 )
 
 
@@ -204,15 +204,15 @@ class ChromaStore(PairedStore):
                 "dimension yet. Add rows first."
             )
         function = place.configuration_json.get("embedding_function")
+        notes = CHROMA_NOTES[:2] if function is None else CHROMA_NOTES
+        if "://" not in self.location.url:
+            notes = (*notes, FOLDER_NOTE)
         return StoreFacts(
             rows=self.count_rows(place),
             dim=dim,
             metric=_space(place),
             indexed=True,
-            notes=(
-                *CHROMA_NOTES[: 2 if function is None else 3],
-                *(() if "://" in self.location.url else (FOLDER_NOTE,)),
-            ),
+            notes=notes,
         )
 
     def sample_ids(self, place: Any, count: int, seed: int) -> Iterable[StoreId]:
