@@ -109,9 +109,6 @@ class RelevanceMeasures(BaseModel):
         description="Normalised discounted cumulative gain of the first 10 documents. The gain is "
         "the grade, and the discount of rank r is 1 / log2(r + 1)."
     )
-    recall_100: float = Field(
-        description="Share of a query's relevant documents among the first 100."
-    )
     mrr: float = Field(
         description="Reciprocal rank of the first relevant document; 0 beyond rank 100."
     )

@@ -319,7 +319,7 @@ def _search_vectors(
 
 def _choose_fusion(
     measured: SearchMetrics, given: float | None, default: float
-) -> tuple[dict[SearchOption, Float64[Tensor, "n 3"]], dict[str, Any] | None]:
+) -> tuple[dict[SearchOption, Float64[Tensor, "n 2"]], dict[str, Any] | None]:
     """The measures of each query by each option, and how fuse was weighted.
 
     A chosen weight is measured on queries that it was not chosen on.
@@ -359,7 +359,7 @@ def _describe_options(values: Mapping[SearchOption, Tensor]) -> dict[str, Any]:
     }
 
 
-def _means(table: Float64[Tensor, "n 3"]) -> dict[str, Any]:
+def _means(table: Float64[Tensor, "n 2"]) -> dict[str, Any]:
     """The mean of each measure over the queries, with its 95 % bootstrap interval."""
     low, high = (each.tolist() for each in bootstrap_interval(table))
     intervals = {name: [low[i], high[i]] for i, name in enumerate(MEASURES)}

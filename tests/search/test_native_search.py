@@ -57,11 +57,7 @@ class Shop:
     def __init__(self, folder: Path, **settings: Any) -> None:
         app = create_app(Settings(data_dir=folder / "data", **settings))
         app.state.services.encoders._loaded = LOADED
-        self.client = TestClient(
-            app,
-            base_url="http://127.0.0.1",
-            raise_server_exceptions=False,
-        )
+        self.client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
         self.location: StoreLocation
 
     def post(self, path: str, status: int = 200, **body: Any) -> Any:

@@ -29,7 +29,7 @@ from app.maths.geometry.space import COSINE_ROWS
 from app.maths.quality.metrics import MAX_COSINES
 from app.maths.relevance.fuse_weight import NATIVE_WEIGHT, trust_of
 from app.maths.relevance.native import blend, standardised
-from app.maths.relevance.ranking_metrics import RECALL_DEPTH, Judgements, measure_ranking
+from app.maths.relevance.ranking_metrics import DEPTH, Judgements, measure_ranking
 
 SearchOption = Literal[
     "keep",
@@ -99,10 +99,10 @@ class SearchVectors:
 
 @dataclass(frozen=True, eq=False)
 class SearchMetrics:
-    """The MEASURES (n, 3) of each option but fuse, and of fuse by each of `weights`."""
+    """The MEASURES (n, 2) of each option but fuse, and of fuse by each of `weights`."""
 
-    options: dict[SearchOption, Float64[Tensor, "n 3"]]
-    fused: list[Float64[Tensor, "n 3"]]
+    options: dict[SearchOption, Float64[Tensor, "n 2"]]
+    fused: list[Float64[Tensor, "n 2"]]
     weights: tuple[float, ...]
 
 
@@ -145,7 +145,7 @@ def measure_options(
             @ unit[documents].T
             for name, (queries, documents) in searches.items()
         }
-        rankings = {name: _first(each, RECALL_DEPTH) for name, each in cosines.items()}
+        rankings = {name: _first(each, DEPTH) for name, each in cosines.items()}
         bases: dict[SearchOption, tuple[Tensor, Tensor]] = {}
         if "cascade" in vectors.options:
             first = _first(cosines["bridge"], depth)

@@ -1,5 +1,4 @@
-"""Measures of a ranking by judgements: nDCG@10, recall@100 and the reciprocal rank, as trec_eval
-defines them.
+"""Measures of a ranking by judgements: nDCG@10 and the reciprocal rank, as trec_eval defines them.
 
 A document without a judgement has grade 0. The gain of a document is its grade, and the discount of
 rank r is 1 / log2(r + 1), as in trec_eval's `ndcg_cut` (Järvelin and Kekäläinen 2002 discount less,
@@ -17,11 +16,11 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-#: Ranks that nDCG reads, and ranks that recall and the reciprocal rank read.
+#: Ranks that nDCG reads, and ranks that the reciprocal rank reads.
 NDCG_DEPTH = 10
-RECALL_DEPTH = 100
+DEPTH = 100
 
-MEASURES = ("ndcg_10", "recall_100", "mrr")
+MEASURES = ("ndcg_10", "mrr")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +44,6 @@ class Judgements:
     def __len__(self) -> int:
         """The number of queries, n."""
         return len(self.rows)
-
-    @cached_property
-    def relevant(self) -> Float64[Tensor, " n"]:
-        """The number of relevant documents of each query."""
-        zeros = torch.zeros(len(self), dtype=torch.float64)
-        return zeros.index_add_(0, self.queries, (self.grades > 0).double())
 
     @cached_property
     def best_gain(self) -> Float64[Tensor, " n"]:
@@ -96,24 +89,22 @@ def collect(
 
 def measure_ranking(
     ranking: Int64[Tensor, "c r"], judged: Judgements, start: int = 0
-) -> Float64[Tensor, "c 3"]:
+) -> Float64[Tensor, "c 2"]:
     """The MEASURES of rankings of c queries, from place `start` of the judged queries on; 0 to 1.
 
     ranking  (c, r) rows of documents, best first, without repeats; ranks beyond 100 are not read.
              A negative row stands for no document
-    ndcg_10     DCG@10 over that of the best ranking, DCG = sum over ranks r of grade / log2(r + 1)
-    recall_100  share of the query's relevant documents that are among the first 100
-    mrr         1 / rank of the first relevant document among the first 100, or 0
+    ndcg_10  DCG@10 over that of the best ranking, DCG = sum over ranks r of grade / log2(r + 1)
+    mrr      1 / rank of the first relevant document among the first 100, or 0
     """
     stop = start + len(ranking)
-    ranking = ranking[:, :RECALL_DEPTH].cpu()
+    ranking = ranking[:, :DEPTH].cpu()
     grades = judged.grades_of(ranking.clamp(min=0), start).masked_fill_(ranking < 0, 0.0)
     discount = torch.log2(torch.arange(min(NDCG_DEPTH, ranking.shape[1])).double() + 2)
     relevant = grades > 0
     first = relevant.int().argmax(dim=1)
     columns = (
         (grades[:, :NDCG_DEPTH] / discount).sum(dim=1) / judged.best_gain[start:stop],
-        relevant.sum(dim=1) / judged.relevant[start:stop],
         relevant.any(dim=1) / (first + 1.0).double(),
     )
     return torch.stack(columns, dim=1)

@@ -16,7 +16,7 @@ from app.stores.pgvector.connections import StoreConnection
 from app.stores.pgvector.following import CAPTURED_ROWS, Follower, save_state
 from app.stores.pgvector.locks import lock_all
 from app.stores.pgvector.migration import PgMigration
-from app.stores.pgvector.second_table import create_keys
+from app.stores.pgvector.second_table import create_keys, require_size
 from app.stores.pgvector.tables import PgLayout, PgTable
 from app.stores.port import TranslateRows
 
@@ -92,6 +92,7 @@ class PgFilteredMigration(PgMigration):
         follower.exchange()
         for _, enable in triggers:
             connection.execute(enable.encode())
+        require_size(seen, self.tag, self.dim if to_new else seen.read_dim(of_empty=0))
         after = replace(layout.state, phase="cut-over" if to_new else "rolled-back")
         hidden = replace(other, name=after.hidden)
         connection.run("ALTER TABLE {} RENAME TO {}", other.identifier, hidden.name)

@@ -94,12 +94,19 @@ def _text(value: Any) -> str:
 
 
 def select_rows(table: PgTable, wanted: Any) -> sql.Composable:
-    """Return the query of the rows whose columns have these values. Raises InvalidOption.
+    """Return the query of the rows whose columns have these values. Raises InvalidOption."""
+    return sql.SQL("(SELECT * FROM {0} r WHERE {1})").format(
+        table.identifier, match_rows(table, wanted, "r")
+    )
+
+
+def match_rows(table: PgTable, wanted: Any, alias: str) -> sql.Composable:
+    """Return the condition of a row whose columns have these values. Raises InvalidOption.
 
     wanted  {column: text, number or boolean}
     """
     types = {each.name: each.type_text for each in table.columns if each.name != table.vectors.name}
-    terms = []
+    terms: list[sql.Composable] = [sql.SQL("TRUE")]
     for name, value in wanted.items() if isinstance(wanted, Mapping) else [("where", None)]:
         if name not in types or not isinstance(value, str | int | float):
             raise InvalidOption(
@@ -109,12 +116,9 @@ def select_rows(table: PgTable, wanted: Any) -> sql.Composable:
                 field="options",
             )
         literal = sql.Literal(_text(value))
-        terms.append(
-            sql.SQL("{} = {}::text::{}").format(sql.Identifier(name), literal, sql.SQL(types[name]))
-        )
-    return sql.SQL("(SELECT * FROM {} WHERE {})").format(
-        table.identifier, sql.SQL(" AND ").join(terms)
-    )
+        column, kind = sql.Identifier(alias, name), sql.SQL(types[name])
+        terms.append(sql.SQL("{} = {}::text::{}").format(column, literal, kind))
+    return sql.SQL(" AND ").join(terms)
 
 
 def join_vectors(seen: PgTable, other: PgTable) -> sql.Composable:
@@ -134,8 +138,14 @@ def require_dim(table: PgTable, dim: int) -> None:
     rows = table.connection.execute(find + sql.SQL(" LIMIT 5")).fetchall()
     if rows:
         named = ", ".join(f"{id} ({size})" for id, size in rows)
+        advice = "Write these rows again by the model of the others, or delete them."
+        if table.where is None:
+            advice += (
+                " If the table holds vectors of several models on purpose, name the rows of one in "
+                'the option `where`, by columns and values, as {"collection_id": "..."}.'
+            )
         raise DimensionMismatch(
-            f"Rows have vectors of another size than {dim}: {named}. A client writes by another "
-            "model. Stop it, and write these rows again by the right one, or delete them. All of "
-            f"them: {find.as_string(table.connection)}"
+            f"Rows have vectors of another size than {dim}: {named}. {advice} All of them: "
+            f"{find.as_string(table.connection)}",
+            field="options" if table.where is None else None,
         )

@@ -18,12 +18,12 @@ import psycopg
 from app.errors import StoreChanged, StoreRefused, StoreUnavailable, StoreUnsupported, WrongState
 from app.stores.pgvector.checks import require_same_tables
 from app.stores.pgvector.connections import StoreConnection
-from app.stores.pgvector.filters import require_dim
 from app.stores.pgvector.following import CAPTURED_ROWS, Follower, PgNewVectors, save_state
 from app.stores.pgvector.locks import lock_all, locks_of_switch, run_locked
 from app.stores.pgvector.second_table import (
     exchange_index_names,
     has_same_indexes,
+    require_size,
     start_capture,
     stop_capture,
 )
@@ -209,14 +209,12 @@ class PgMigration(PgNewVectors):
         for *_, give in found:
             connection.execute(give.encode())
         start_capture(now, self.tag)
+        require_size(now, self.tag, now.read_dim(of_empty=0))
         save_state(layout, after)
         return True
 
-    def _validate(self, *, new_only: bool = False) -> None:
-        """Validate the foreign keys that a switch, which may have been killed, has added.
-
-        new_only  raises DimensionMismatch if clients see vectors of another size than the new ones
-        """
+    def _validate(self) -> None:
+        """Validate the foreign keys that a switch, which may have been killed, has added."""
         with (
             suppress(StoreChanged, StoreRefused, StoreUnsupported),  # of a table without a switch
             self.connections.use("to validate foreign keys", long=True, whole=False) as connection,
@@ -224,8 +222,6 @@ class PgMigration(PgNewVectors):
             layout = load_layout(connection, self.location)
             if layout.moving is None or layout.moving.phase == "prepared":
                 return
-            if new_only and layout.moving.is_cut_over and layout.seen.dim is None:
-                require_dim(layout.seen, self.dim)
             for [statement] in connection.execute(_TO_VALIDATE, [layout.seen.oid]).fetchall():
                 with (
                     suppress(psycopg.errors.ForeignKeyViolation),  # a client's own, meanwhile
@@ -250,5 +246,5 @@ class PgMigration(PgNewVectors):
             for *_, drop in found:
                 connection.execute(drop.encode())
 
-        self._validate(new_only=cut_over)
+        self._validate()
         run_locked(self.connections, self.location, "to remove the migration", step)

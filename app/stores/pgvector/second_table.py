@@ -17,6 +17,7 @@ from psycopg import sql
 
 from app.errors import StoreUnsupported
 from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.filters import match_rows
 from app.stores.pgvector.tables import PgLayout, PgTable, name_of
 
 #: statements that set what LIKE does not copy, or a change of the type forgets
@@ -38,6 +39,11 @@ _CAPTURE = """
 CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $anchorage$
 BEGIN
+  IF TG_ARGV[0] = 'size' THEN
+    RAISE EXCEPTION USING ERRCODE = 'data_exception',
+      MESSAGE = 'expected ' || TG_ARGV[1] || ' dimensions: a migration has changed the model',
+      HINT = 'Embed the text again by the model of the other rows, and repeat the statement.';
+  END IF;
   IF TG_OP = 'TRUNCATE' THEN
     INSERT INTO {queue} (key) VALUES (NULL);
     RETURN NULL;
@@ -67,6 +73,12 @@ TRIGGERS: dict[str, LiteralString] = {
     "anchorage_capture_truncate": "CREATE TRIGGER {name} AFTER TRUNCATE ON {table} "
     "FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
 }
+SIZE_TRIGGER = "anchorage_capture_size"
+_CREATE_SIZE_TRIGGER: LiteralString = (
+    "CREATE OR REPLACE TRIGGER {name} AFTER INSERT OR UPDATE ON {table} FOR EACH ROW "
+    "WHEN ({schema}.vector_dims(NEW.{column}) <> {dim} AND {rows}) "
+    "EXECUTE FUNCTION {function}('size', {dim})"
+)
 
 _INDEXES: LiteralString = """
 SELECT x.relname, pg_get_indexdef(i.indexrelid), format('CREATE %%sINDEX %%I ON %%I.%%I USING ',
@@ -160,22 +172,38 @@ def _function(table: PgTable, tag: str) -> sql.Identifier:
 
 def start_capture(table: PgTable, tag: str) -> None:
     """Create the triggers. Waits for transactions that write to the table."""
-    names = {
+    names = _names(table, tag)
+    changed = sql.SQL(" OR ").join(
+        [sql.SQL(_CHANGED).format(**names), *differing_texts(table, "old", "new")]
+    )
+    for name, definition in TRIGGERS.items():
+        _create_trigger(table, name, definition, **names, changed=changed)
+
+
+def require_size(table: PgTable, tag: str, dim: int) -> None:
+    """Let the server refuse what was embedded before a switch. Blocks no reader."""
+    if table.dim is None:
+        names = _names(table, tag) | {"rows": match_rows(table, table.where or {}, "new")}
+        size = sql.Literal(dim or None)  # unknown of an empty table: then all are allowed
+        _create_trigger(table, SIZE_TRIGGER, _CREATE_SIZE_TRIGGER, **names, dim=size)
+
+
+def _names(table: PgTable, tag: str) -> dict[str, sql.Composable]:
+    return {
         "table": table.identifier,
         "function": _function(table, tag),
         "key": sql.Identifier(table.key.name),
         "column": sql.Identifier(table.vectors.name),
         "schema": sql.Identifier(table.connection.extension),
     }
-    changed = sql.SQL(" OR ").join(
-        [sql.SQL(_CHANGED).format(**names), *differing_texts(table, "old", "new")]
-    )
-    for name, definition in TRIGGERS.items():
-        table.connection.run(definition, **names, name=name, changed=changed)
-        # also for sessions with session_replication_role = replica
-        table.connection.run(
-            "ALTER TABLE {} ENABLE ALWAYS TRIGGER {}", table.identifier, sql.Identifier(name)
-        )
+
+
+def _create_trigger(
+    table: PgTable, name: str, definition: LiteralString, /, **names: sql.Composable
+) -> None:
+    table.connection.run(definition, **names, name=name)
+    # also for sessions with session_replication_role = replica
+    table.connection.run("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}", table.identifier, name)
 
 
 def differing_texts(table: PgTable, one: str, other: str) -> list[sql.Composable]:
@@ -188,7 +216,7 @@ def differing_texts(table: PgTable, one: str, other: str) -> list[sql.Composable
 
 
 def stop_capture(table: PgTable) -> None:
-    for name in TRIGGERS:
+    for name in (*TRIGGERS, SIZE_TRIGGER):
         table.connection.run("DROP TRIGGER IF EXISTS {} ON {}", name, table.identifier)
 
 

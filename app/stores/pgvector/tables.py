@@ -182,25 +182,6 @@ class PgTable:
             )
         return int(row[0])
 
-    def require_one_size(self) -> None:
-        """Raises StoreUnsupported where a column that declares no dimension has several."""
-        if self.dim is not None:
-            return
-        found = self.connection.run(
-            "SELECT vector_dims({0}), count(*) FROM {1} r WHERE {0} IS NOT NULL GROUP BY 1 "
-            "ORDER BY 2 DESC LIMIT 10",
-            self.vectors.name,
-            self.rows,
-        ).fetchall()
-        if len(found) > 1:
-            sizes = ", ".join(f"{dim} ({rows} row{'s' * (rows > 1)})" for dim, rows in found)
-            raise StoreUnsupported(
-                f"The column `{self.vectors.name}` has vectors of several dimensions: {sizes}. "
-                "Name the rows of one model in the option `where`, by columns and values, as "
-                '{"collection_id": "..."}.',
-                field="options",
-            )
-
     def next_rows(self, cursor: Cursor | None, limit: int) -> tuple[sql.Composable, list[Any]]:
         """Return the end of a query of the next rows `v`, and its parameters."""
         key = sql.Identifier("v", self.key.name)
