@@ -129,9 +129,9 @@ def _change_store(move: MigrationContext, held: Lease, step: str) -> dict[str, A
         return move.translate(vectors, back=step == "rollback").vectors  # at once: writes wait
 
     if step == "cutover":
-        return {step: {"pause_s": move.live.cutover(translate).pause_s}}
+        return {step: {"pause_s": move.live.cutover(translate)}}
     if step == "rollback":
-        return {step: {"pause_s": move.live.rollback(translate).pause_s}}
+        return {step: {"pause_s": move.live.rollback(translate)}}
     if step == "finish":
         move.migration.finish()
     else:

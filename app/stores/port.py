@@ -200,13 +200,6 @@ class Changes:
         return self.writes
 
 
-@dataclass(frozen=True)
-class Switch:
-    """A cutover or a rollback that is done. pause_s: longest time that writes had to wait."""
-
-    pause_s: float
-
-
 class Store(ABC):
     """One collection of a vector store."""
 
@@ -387,16 +380,16 @@ class Migration(NewVectors):
         return None
 
     @abstractmethod
-    def cutover(self, translate: TranslateRows) -> Switch:
+    def cutover(self, translate: TranslateRows) -> float:
         """Make clients see the new vectors, after the last changes are applied by `translate`.
 
-        Rows without a new vector stay visible.
+        Rows without a new vector stay visible. Returns the longest wait of a write, in seconds.
         Raises StoreChanged if the collection no longer has the form that `prepare` found.
         """
 
     @abstractmethod
-    def rollback(self, translate_back: TranslateRows) -> Switch:
+    def rollback(self, translate_back: TranslateRows) -> float:
         """Undo a cutover: clients see the old vectors, and of rows written since, translated ones.
 
-        The new vectors stay.
+        The new vectors stay. Returns as `cutover`.
         """

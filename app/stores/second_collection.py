@@ -24,7 +24,6 @@ from app.stores.port import (
     Side,
     StoreId,
     StoreVectors,
-    Switch,
     TranslateRows,
 )
 
@@ -263,18 +262,18 @@ class SecondCollection(Migration):
 
     # --- steps --------------------------------------------------------------------------------
 
-    def cutover(self, translate: TranslateRows) -> Switch:
+    def cutover(self, translate: TranslateRows) -> float:
         return self._switch("old", translate)
 
-    def rollback(self, translate_back: TranslateRows) -> Switch:
+    def rollback(self, translate_back: TranslateRows) -> float:
         return self._switch("new", translate_back)
 
-    def _switch(self, source: Side, translate: TranslateRows) -> Switch:
+    def _switch(self, source: Side, translate: TranslateRows) -> float:
         """Let clients see the other side than `source`, after it has all that `source` has."""
         sides = self._require("open", "between", "cut")
         done: Phase = "cut" if source == "old" else "open"
         if sides.phase == done:
-            return Switch(0.0)
+            return 0.0
         if source == "old":
             self._store.wait_for_index(sides.new)
         seen = self._bring(source, translate)
@@ -282,7 +281,7 @@ class SecondCollection(Migration):
         pause = self._store.swap(sides, opposite(source))
         self._comparison, self._rows, self._gone = None, [], []
         self._bring_late(source, seen, translate)
-        return Switch(pause)
+        return pause
 
     def finish(self) -> None:
         sides = self._store.find_sides(self._tag)

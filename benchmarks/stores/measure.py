@@ -93,8 +93,8 @@ def migrate(store: Store, world: World, clock: Clock) -> dict[str, Any]:
         "dim_after_cutover": dim,
         "recall": recall,
         "checksums_equal": checksum == at_cutover == store.checksum(),
-        "cutover_pause_s": cutover.pause_s,
-        "rollback_pause_s": rollback.pause_s,
+        "cutover_pause_s": cutover,
+        "rollback_pause_s": rollback,
     }
 
 

@@ -95,9 +95,8 @@ def _text(value: Any) -> str:
 
 def select_rows(table: PgTable, wanted: Any) -> sql.Composable:
     """Return the query of the rows whose columns have these values. Raises InvalidOption."""
-    return sql.SQL("(SELECT * FROM {0} r WHERE {1})").format(
-        table.identifier, match_rows(table, wanted, "r")
-    )
+    template = sql.SQL("(SELECT * FROM {} r WHERE {})")
+    return template.format(table.identifier, match_rows(table, wanted, "r"))
 
 
 def match_rows(table: PgTable, wanted: Any, alias: str) -> sql.Composable:
@@ -106,19 +105,19 @@ def match_rows(table: PgTable, wanted: Any, alias: str) -> sql.Composable:
     wanted  {column: text, number or boolean}
     """
     types = {each.name: each.type_text for each in table.columns if each.name != table.vectors.name}
-    terms: list[sql.Composable] = [sql.SQL("TRUE")]
+    terms: list[sql.Composable] = []
     for name, value in wanted.items() if isinstance(wanted, Mapping) else [("where", None)]:
-        if name not in types or not isinstance(value, str | int | float):
+        if name not in types or not isinstance(value, str | int | float) or "%" in str(value):
             raise InvalidOption(
                 f"The option `where` names `{name}`. It is an object of columns and their values, "
-                'as {"tenant": 7}: texts, numbers or booleans. '
+                'as {"tenant": 7}: texts without `%`, numbers or booleans. '
                 f"The columns are {', '.join(types)}.",
                 field="options",
             )
         literal = sql.Literal(_text(value))
         column, kind = sql.Identifier(alias, name), sql.SQL(types[name])
-        terms.append(sql.SQL("{} = {}::text::{}").format(column, literal, kind))
-    return sql.SQL(" AND ").join(terms)
+        terms.append(sql.SQL("{} = {}::{}").format(column, literal, kind))
+    return sql.SQL(" AND ").join(terms or [sql.SQL("TRUE")])
 
 
 def join_vectors(seen: PgTable, other: PgTable) -> sql.Composable:
@@ -138,14 +137,8 @@ def require_dim(table: PgTable, dim: int) -> None:
     rows = table.connection.execute(find + sql.SQL(" LIMIT 5")).fetchall()
     if rows:
         named = ", ".join(f"{id} ({size})" for id, size in rows)
-        advice = "Write these rows again by the model of the others, or delete them."
-        if table.where is None:
-            advice += (
-                " If the table holds vectors of several models on purpose, name the rows of one in "
-                'the option `where`, by columns and values, as {"collection_id": "..."}.'
-            )
         raise DimensionMismatch(
-            f"Rows have vectors of another size than {dim}: {named}. {advice} All of them: "
-            f"{find.as_string(table.connection)}",
-            field="options" if table.where is None else None,
+            f"Rows have vectors of another size than {dim}: {named}. A client writes by another "
+            "model. Stop it, and write these rows again by the right one, or delete them. All of "
+            f"them: {find.as_string(table.connection)}"
         )

@@ -18,6 +18,7 @@ import psycopg
 from app.errors import StoreChanged, StoreRefused, StoreUnavailable, StoreUnsupported, WrongState
 from app.stores.pgvector.checks import require_same_tables
 from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.filters import require_dim
 from app.stores.pgvector.following import CAPTURED_ROWS, Follower, PgNewVectors, save_state
 from app.stores.pgvector.locks import lock_all, locks_of_switch, run_locked
 from app.stores.pgvector.second_table import (
@@ -28,7 +29,7 @@ from app.stores.pgvector.second_table import (
     stop_capture,
 )
 from app.stores.pgvector.tables import load_layout, name_of, traces_of
-from app.stores.port import Switch, TranslateRows
+from app.stores.port import TranslateRows
 
 #: for how long captured writes are applied until so few are left that a switch can translate them
 #: while clients wait
@@ -124,10 +125,10 @@ class PgMigration(PgNewVectors):
             traces = traces_of(connection, self.location, self.tag)  # locks nothing
         return name_of(self.tag, "old") in {name for name, *_ in traces}
 
-    def cutover(self, translate: TranslateRows) -> Switch:
+    def cutover(self, translate: TranslateRows) -> float:
         return self._switch("to cut over", translate, to_new=True)
 
-    def rollback(self, translate_back: TranslateRows) -> Switch:
+    def rollback(self, translate_back: TranslateRows) -> float:
         return self._switch("to roll back", translate_back, to_new=False)
 
     def finish(self) -> None:
@@ -136,11 +137,11 @@ class PgMigration(PgNewVectors):
     def abandon(self) -> None:
         self._remove(cut_over=False)
 
-    def _switch(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
+    def _switch(self, action: str, translate: TranslateRows, *, to_new: bool) -> float:
         self._validate()
         with self._follow("to check the table") as follower:
             if follower.layout.state.is_cut_over == to_new:
-                return Switch(0.0)
+                return 0.0
             require_same_tables(follower.layout)
             follower.copy_missing()
         self.build_index()
@@ -155,7 +156,7 @@ class PgMigration(PgNewVectors):
             longest = max(longest, pause)
             if done:
                 self._validate()
-                return Switch(longest)
+                return longest
         raise StoreUnavailable(
             f"For {DRAIN_PATIENCE_S:.0f} s, clients wrote faster than their writes can be "
             "translated, or altered the table. Try again when they write less."
@@ -213,8 +214,8 @@ class PgMigration(PgNewVectors):
         save_state(layout, after)
         return True
 
-    def _validate(self) -> None:
-        """Validate the foreign keys that a switch, which may have been killed, has added."""
+    def _validate(self, dim: int | None = None) -> None:
+        """Validate foreign keys that a killed switch has added, and the size `dim` of vectors."""
         with (
             suppress(StoreChanged, StoreRefused, StoreUnsupported),  # of a table without a switch
             self.connections.use("to validate foreign keys", long=True, whole=False) as connection,
@@ -222,6 +223,8 @@ class PgMigration(PgNewVectors):
             layout = load_layout(connection, self.location)
             if layout.moving is None or layout.moving.phase == "prepared":
                 return
+            if dim is not None and layout.moving.is_cut_over and layout.seen.dim is None:
+                require_dim(layout.seen, dim)
             for [statement] in connection.execute(_TO_VALIDATE, [layout.seen.oid]).fetchall():
                 with (
                     suppress(psycopg.errors.ForeignKeyViolation),  # a client's own, meanwhile
@@ -246,5 +249,5 @@ class PgMigration(PgNewVectors):
             for *_, drop in found:
                 connection.execute(drop.encode())
 
-        self._validate()
+        self._validate(self.dim if cut_over else None)
         run_locked(self.connections, self.location, "to remove the migration", step)

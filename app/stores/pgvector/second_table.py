@@ -75,9 +75,8 @@ TRIGGERS: dict[str, LiteralString] = {
 }
 SIZE_TRIGGER = "anchorage_capture_size"
 _CREATE_SIZE_TRIGGER: LiteralString = (
-    "CREATE OR REPLACE TRIGGER {name} AFTER INSERT OR UPDATE ON {table} FOR EACH ROW "
-    "WHEN ({schema}.vector_dims(NEW.{column}) <> {dim} AND {rows}) "
-    "EXECUTE FUNCTION {function}('size', {dim})"
+    "CREATE OR REPLACE TRIGGER {name} AFTER INSERT OR UPDATE ON {table} FOR EACH ROW WHEN ({rows} "
+    "AND {schema}.vector_dims(NEW.{column}) <> {dim}) EXECUTE FUNCTION {function}('size', {dim})"
 )
 
 _INDEXES: LiteralString = """
@@ -177,7 +176,7 @@ def start_capture(table: PgTable, tag: str) -> None:
         [sql.SQL(_CHANGED).format(**names), *differing_texts(table, "old", "new")]
     )
     for name, definition in TRIGGERS.items():
-        _create_trigger(table, name, definition, **names, changed=changed)
+        _trigger(table, name, definition, **names, changed=changed)
 
 
 def require_size(table: PgTable, tag: str, dim: int) -> None:
@@ -185,7 +184,7 @@ def require_size(table: PgTable, tag: str, dim: int) -> None:
     if table.dim is None:
         names = _names(table, tag) | {"rows": match_rows(table, table.where or {}, "new")}
         size = sql.Literal(dim or None)  # unknown of an empty table: then all are allowed
-        _create_trigger(table, SIZE_TRIGGER, _CREATE_SIZE_TRIGGER, **names, dim=size)
+        _trigger(table, SIZE_TRIGGER, _CREATE_SIZE_TRIGGER, **names, dim=size)
 
 
 def _names(table: PgTable, tag: str) -> dict[str, sql.Composable]:
@@ -198,10 +197,8 @@ def _names(table: PgTable, tag: str) -> dict[str, sql.Composable]:
     }
 
 
-def _create_trigger(
-    table: PgTable, name: str, definition: LiteralString, /, **names: sql.Composable
-) -> None:
-    table.connection.run(definition, **names, name=name)
+def _trigger(table: PgTable, name: str, text: LiteralString, /, **names: sql.Composable) -> None:
+    table.connection.run(text, **names, name=name)
     # also for sessions with session_replication_role = replica
     table.connection.run("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}", table.identifier, name)
 

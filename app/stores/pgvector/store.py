@@ -17,7 +17,7 @@ from app.stores.common import rows_checksum
 from app.stores.pgvector.checks import find_obstacles, new_type
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
 from app.stores.pgvector.filtered import PgFilteredMigration, require_room
-from app.stores.pgvector.filters import require_dim, where
+from app.stores.pgvector.filters import where
 from app.stores.pgvector.indexes import SearchIndex, search_index
 from app.stores.pgvector.mentions import find_mentions
 from app.stores.pgvector.migration import PgMigration
@@ -100,13 +100,12 @@ class PgvectorStore(Store):
                 params=[seen.oid],
             ).fetchall()
             index = search_index(seen)
-            dim = seen.read_dim()
             if seen.dim is None:
-                require_dim(seen, dim)
+                seen.require_one_size()
             obstacles = find_obstacles(layout) if seen.selected is None else []
             return StoreFacts(
                 rows=int(rows),
-                dim=dim,
+                dim=seen.read_dim(),
                 metric="cosine" if index is None else index.metric,
                 dtype=_DTYPES[seen.vectors.type_name],
                 indexed=index is not None,

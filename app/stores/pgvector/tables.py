@@ -182,6 +182,22 @@ class PgTable:
             )
         return int(row[0])
 
+    def require_one_size(self) -> None:
+        """Raises StoreUnsupported where a column that declares no dimension has several."""
+        found = self.connection.run(
+            "SELECT format('%s of %s', count(*), vector_dims({0})) FROM {1} r WHERE {0} IS NOT "
+            "NULL GROUP BY vector_dims({0}) ORDER BY count(*) DESC LIMIT 10",
+            self.vectors.name,
+            self.rows,
+        ).fetchall()
+        if len(found) > 1:
+            sizes = ", ".join(each for [each] in found)
+            raise StoreUnsupported(
+                f"`{self.vectors.name}` has vectors of several dimensions: {sizes}. Write the odd "
+                'ones again, or name the rows of a model in the option `where`, as {"tenant": 7}.',
+                field="options",
+            )
+
     def next_rows(self, cursor: Cursor | None, limit: int) -> tuple[sql.Composable, list[Any]]:
         """Return the end of a query of the next rows `v`, and its parameters."""
         key = sql.Identifier("v", self.key.name)

@@ -8,7 +8,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from app.errors import AnchorageError, DimensionMismatch, StoreRefused, StoreUnsupported
+from app.errors import DimensionMismatch, Invalid, StoreRefused, StoreUnsupported
 from app.stores.pgvector.store import CHEAP_COST
 from app.stores.port import Search
 from tests.stores.pgvector.tables import (
@@ -118,10 +118,10 @@ def test_vectors_of_before_a_switch_are_refused_in_rows_of_the_store_alone(share
     new = translate(None, old[None])[0]
 
     def write(right: np.ndarray, wrong: np.ndarray) -> None:
-        refused = pytest.raises(psycopg.errors.DataException, match=f"expected {len(right)} dim")
-        with refused as caught:
+        message = rf"expected {len(right)} dim.*\nHINT:  Embed the text again"
+        refused = pytest.raises(psycopg.errors.DataException, match=message)
+        with refused:
             add(shared, 33, 7, "it's", wrong)
-        assert "Embed the text again" in str(caught.value)
         with shared.connect() as connection, refused:
             shared.on(connection, "SET session_replication_role = replica")
             shared.on(connection, update, [7, text(wrong), 100])
@@ -130,15 +130,19 @@ def test_vectors_of_before_a_switch_are_refused_in_rows_of_the_store_alone(share
 
     migration.cutover(translate)
     write(new, old)
+    triggers = "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = '{t}'::regclass"
+    assert "tenant = 7" in str(shared.execute(triggers))  # which no setting of a client changes
     migration.rollback(translate_back)
     write(old, new)
     migration.cutover(translate)
     shared.execute("ALTER TABLE {t} DISABLE TRIGGER anchorage_capture_size")
     add(shared, 33, 7, "it's", old)
-    with pytest.raises(DimensionMismatch, match=rf"than {NEW_DIM}: 33 \(4\)") as caught:
-        migration.rollback(translate_back)
+    for refused in (migration.finish, lambda: migration.rollback(translate_back)):
+        with pytest.raises(DimensionMismatch, match=rf"than {NEW_DIM}: 33 \(4\)") as caught:
+            refused()
     statement = str(caught.value).partition("All of them: ")[2]
     assert shared.execute(statement.replace("{", "{{")) == [(33, OLD_DIM)]
+    shared.execute("DELETE FROM {t} WHERE id = 33")
     migration.finish()
     assert shared.traces() == []
 
@@ -148,13 +152,11 @@ def test_after_a_rollback_a_column_without_a_size_refuses_new_vectors(new_table:
     table.execute("CREATE TABLE {t} (id bigint PRIMARY KEY, body text, embedding vector)")
     table.insert([(1, "old", text(vectors_of(1)[0]))])
     sweep(store := table.store(), migration := store.migration(TAG, NEW_DIM))
-    for serial in (100, 101):
-        row = (serial, "new", text(translate(None, vectors_of(1))[0]))
+    for _ in range(2):
         migration.cutover(translate)
-        table.insert([row])
         migration.rollback(translate_back)
         with pytest.raises(psycopg.errors.DataException, match=f"expected {OLD_DIM} dimensions"):
-            table.insert([(200, *row[1:])])
+            table.insert([(2, "new", text(translate(None, vectors_of(1))[0]))])
     migration.abandon()
     assert table.traces() == []
 
@@ -191,22 +193,15 @@ def test_a_filtered_migration_is_refused_where_the_column_or_an_index_has_a_size
 
 @pytest.mark.parametrize(
     "where",
-    [
-        {"no": 1},
-        {"tenant": [7]},
-        {"embedding": "[1]"},
-        ["tenant"],
-        {"kind": None},
-        {"id": "0 OR 1"},
-    ],
+    [{"no": 1}, {"kind": "%"}, {"embedding": "[1]"}, ["kind"], {"id": [7]}, {"id": "0 OR 1"}],
 )
 def test_a_filter_that_compares_no_column_with_a_value_is_refused(shared: Any, where: Any) -> None:
-    with pytest.raises(AnchorageError, match=r"tenant, kind|22P02"):
+    with pytest.raises(Invalid, match=r"tenant, kind|22P02"):
         shared.store(options={"where": where}).facts()
 
 
-def test_a_column_with_vectors_of_several_sizes_names_rows_of_others(shared: Table) -> None:
-    with pytest.raises(DimensionMismatch, match=r"than 4: 100 \(9\), 101 .* option `where`"):
+def test_a_column_with_vectors_of_several_sizes_names_them(shared: Table) -> None:
+    with pytest.raises(StoreUnsupported, match=r"dimensions: 30 of 4, 20 of 9, 1 of 5\."):
         shared.store().facts()
 
 
