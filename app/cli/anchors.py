@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from app.cli.output import AsJson, print_fields, print_json
+from app.cli.output import AsJson, answer, print_fields
 from app.cli.service import DEFAULT_URL, Url, connect
 
-cli = typer.Typer(
-    no_args_is_help=True, help="Make anchors: items that two models have embedded, for translation."
-)
+cli = typer.Typer(no_args_is_help=True, help="Make anchors: items that two models have embedded.")
 
 #: columns of `anchors list`
 SET_COLUMNS = ("name", "size", "encoders")
@@ -48,8 +46,10 @@ def add(
             inputs = texts.read_text("utf-8").removesuffix("\n").split("\n")
         for owner, _, file in (each.partition("=") for each in vectors or ()):
             embeddings[owner] = np.asarray(np.load(file, allow_pickle=False), np.float32)
-    except (OSError, TypeError, ValueError) as error:
+    except OSError as error:
         raise typer.BadParameter(f"{error}. Vectors are ENCODER=FILE.npy.") from None
+    except (EOFError, TypeError, ValueError):
+        raise typer.BadParameter("Texts are in UTF-8, vectors as numpy.save writes them.") from None
     with connect(url) as client:
         if store:
             made = client.anchor_sets.create_from_store(name, store, encoders=encoder or [])
@@ -57,7 +57,5 @@ def add(
             made = client.anchor_sets.create(
                 name, inputs=inputs, encoders=encoder, embeddings=embeddings or None
             )
-    if as_json:
-        print_json(made)
-    else:
-        typer.echo(f"{name}: {made['size']:,} anchors of {', '.join(made['encoders'])}.")
+    sentence = f"{name}: {made['size']:,} anchors of {', '.join(made['encoders'])}."
+    answer(made, sentence, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.output import AsJson, print_fields, print_json
+from app.cli.output import AsJson, answer, print_fields
 from app.cli.service import DEFAULT_URL, Url, connect
 
 cli = typer.Typer(
@@ -60,7 +60,5 @@ def add(
             dim=dim,
             options=None if endpoint is None else {"url": endpoint},
         )
-    if as_json:
-        print_json(made)
-    else:
-        typer.echo(f"{made['name']}: vectors of {made['dim']} numbers, {made['kind']}.")
+    sentence = f"{made['name']}: vectors of {made['dim']} numbers, {made['kind']}."
+    answer(made, sentence, as_json=as_json)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from app.cli.local import open_database
-from app.cli.output import AsJson, print_json, print_rows
+from app.cli.output import AsJson, answer, print_json, print_rows
 from app.types import Scope
 
 cli = typer.Typer(
@@ -90,7 +90,4 @@ def revoke(key_id: str, as_json: AsJson = False) -> None:
         with services.db.transaction() as session:
             project = access.api_key(session, None, key_id).project
         revoke_key(services, RequestContext(project), key_id)
-    if as_json:
-        print_json({"id": key_id, "state": "revoked"})
-    else:
-        typer.echo(f"{key_id} is revoked")
+    answer({"id": key_id, "state": "revoked"}, f"{key_id} is revoked.", as_json=as_json)

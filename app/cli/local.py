@@ -1,6 +1,4 @@
-"""What commands on the service's machine share: settings, the data folder, the database, and
-sentences for faults.
-"""
+"""What commands on the service's machine share: settings, data folder, database and faults."""
 
 from __future__ import annotations
 

@@ -59,6 +59,9 @@ Number = float | None
 Count = int | None
 Fill = Literal["embed", "translate"] | None
 
+#: states after a switch, with its call, and whose vectors clients see
+SWITCHES = (("cut-over", "cutover", "target"), ("rolled-back", "rollback", "source"))
+
 #: columns of `migrate status` without a store
 MIGRATION_COLUMNS = ("id", "store", "source", "target", "fill", "state", "created_at")
 
@@ -81,7 +84,7 @@ def migrate(
     price_per_million_tokens: Annotated[Number, typer.Option(help="For the plan.")] = None,
     max_price: Annotated[Number, typer.Option(help="Pause before more is spent.")] = None,
     texts_per_minute: Annotated[Number, typer.Option(help="Most texts in a minute.")] = None,
-    rows_per_second: Annotated[Number, typer.Option(help="Most rows in a second.")] = None,
+    rows_per_second: Annotated[Number, typer.Option(help="Most rows a second, on average.")] = None,
     concurrency: Annotated[Count, typer.Option(help="Requests at once to an endpoint.")] = None,
     force_space: Annotated[
         bool, typer.Option("--force-space", help="Plan even if the vectors look wrong.")
@@ -190,7 +193,9 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
             if question and not yes:
                 if name not in found.next:
                     steps = ", ".join(found.next) or "plan"
-                    raise typer.BadParameter(f"{store} is {found.state}. Possible steps: {steps}.")
+                    passed = found.data["found"].get("verify", {}).get("passed", True)
+                    why = "" if passed else ", and `verify` did not pass"
+                    raise typer.BadParameter(f"{store} is {found.state}{why}. Possible: {steps}.")
                 typer.confirm(question.format(store), abort=True)
             if name in ("run", "verify", "sync"):
                 _complete(found, name, as_json)
@@ -212,6 +217,7 @@ def _cut_over(
     url: Url = DEFAULT_URL,
 ) -> None:
     with connect(url, store) as client:
+        warn("This waits for transactions of clients, which otherwise go on.")
         found = _find(client, store).cutover(force=force)
         _report(found.data, as_json)
 
@@ -226,7 +232,7 @@ STEPS = {
     "rollback": ("Make the store's clients see the old vectors again. The new ones stay.", ""),
     "finish": (
         "Delete the old vectors: the end of rollbacks.",
-        "Delete the old vectors of {}, for good?",
+        "Delete the old vectors of {}, for good? Without texts, nothing makes them again",
     ),
     "abandon": ("Delete the new vectors. The store stays.", "Delete the new vectors of {}?"),
 }
@@ -260,11 +266,9 @@ def _newest(client: Client, store: str) -> Migration | None:
 def _find(client: Client, store: str) -> Migration:
     """Return the last migration of a store. Raises typer.BadParameter."""
     if (found := _newest(client, store)) is None:
-        from app.stores.common import did_you_mean
-
-        near = did_you_mean(store, {each["store"] for each in client.migrations.list()})
+        client.stores.get(store)  # which says if there is none
         raise typer.BadParameter(
-            f"{store} has no migration.{near} To begin: anchorage migrate {store} --target ENCODER"
+            f"{store} has no migration. To begin: anchorage migrate {store} --target ENCODER"
         )
     return found
 
@@ -373,9 +377,10 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
         counts.insert(0, f"{facts['rows']:,} of {facts['total'] or 0:,} rows")
     if counts:
         typer.echo(f"The run: {', '.join(counts)}.")
-    for step in ("cutover", "rollback"):
-        if step in found["found"] and found["state"] in ("cut-over", "rolled-back"):
-            typer.echo(f"{step}: clients waited {found['found'][step]['pause_s']:.3f} s.")
+    for state, step, side in SWITCHES:
+        if found["state"] == state and (done := found["found"].get(step)):
+            waited = f"{step}: clients waited {done['pause_s']:.3f} s."
+            typer.echo(f"{waited} Queries and new rows need vectors of {found[side]} now.")
     if found["state"] != "abandoned":
         _print_estimate(found["plan"])
     if error is not None and found["ended_at"] is None:

@@ -44,6 +44,11 @@ def as_text(cell: Any) -> str:
     return f"{cell:%Y-%m-%d %H:%M}" if hasattr(cell, "strftime") else str(cell)
 
 
+def answer(made: Any, sentence: str, *, as_json: bool) -> None:
+    """Print what was done: a sentence, or JSON."""
+    print_json(made) if as_json else typer.echo(sentence)
+
+
 def warn(sentence: str) -> None:
     """Print a warning on standard error."""
     typer.secho(sentence, fg="yellow", err=True)

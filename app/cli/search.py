@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -56,12 +57,12 @@ def search(
 
 
 def _text(field: str | None, payload: Mapping[str, Any]) -> str:
-    """Return the text of a row on one line; nothing where the store has no texts."""
+    """Return the text of a row on one line; all that it holds where the store has no texts."""
     from app.stores.common import find_text
     from app.stores.text_templates import parse_template
 
     if field is None:
-        return ""
+        return json.dumps(payload, ensure_ascii=False, default=str)
     template = parse_template(field)
     text = template.fill({name: find_text(payload, name) for name in template.fields})
     return " ".join((text or "").split())

@@ -60,9 +60,7 @@ FIELD = re.compile(rf"`({OPTIONS})(?:: ([\w-]+))?`")
 
 @contextmanager
 def connect(url: str, store: str = "STORE") -> Iterator[Client]:
-    """Yield the client, and print what the service refuses in the block.
-
-    store  what the commands that an error names are about
+    """Yield the client, and print what is refused in the block. store: for commands in errors.
 
     Raises typer.Exit and typer.BadParameter.
     """
@@ -77,8 +75,10 @@ def connect(url: str, store: str = "STORE") -> Iterator[Client]:
     except AnchorageError as error:
         typer.secho(f"Error ({error.code}): {explain(error, url, store)}", fg="red", err=True)
         raise typer.Exit(REFUSED) from None
-    except typer.Abort:  # of a question
-        typer.echo("\nNothing was changed. Where nobody can answer, pass --yes.", err=True)
+    except typer.Abort as error:  # of a question
+        nobody = isinstance(error.__context__, EOFError)
+        hint = " Where nobody can answer, pass --yes." * nobody
+        typer.echo(f"\nNothing was changed.{hint}", err=True)
         raise typer.Exit(1) from None
     except ValueError as error:  # what is no address or no name
         raise typer.BadParameter(str(error)) from None
@@ -87,7 +87,8 @@ def connect(url: str, store: str = "STORE") -> Iterator[Client]:
 def explain(error: AnchorageError, url: str, store: str) -> str:
     """Return what is wrong and what to do."""
     if error.code == "no-answer":
-        return f"No service answers at {url}. Start it with `anchorage serve`, or correct --url."
+        way = "by the same `anchorage migrate ADDRESS`, or by `anchorage serve`"
+        return f"No service answers at {url}. Start it as before ({way}), or correct --url."
     text = in_words_of_commands(error.problem.get("detail", error.detail), store)
     return f"{text} Set ANCHORAGE_API_KEY." if error.status == 401 else text
 

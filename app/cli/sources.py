@@ -130,6 +130,10 @@ class Source:
         if is_new_encoder:
             client.encoders.create(old, dim=self._dim or self._check())
             made.callback(client.encoders.delete, old)
+            warn(
+                f"The service does not run {old}: until the cutover, a name of the store gives "
+                f"translations. If it can run, stop: anchorage encoders add {old} --model MODEL"
+            )
         try:
             space = client.stores.create(self.store, encoder=old, **self.place)["space"]
         except AnchorageError as error:

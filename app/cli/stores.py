@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.output import AsJson, print_fields, print_json, warn
+from app.cli.output import AsJson, answer, print_fields, print_json, warn
 from app.cli.service import DEFAULT_URL, Url, connect
 
 cli = typer.Typer(
@@ -88,10 +88,8 @@ def name_store(
     """Give a store a model's name, which follows it through a cutover and a rollback."""
     with connect(url) as client:
         made = client.aliases.create(name, store=store)
-    if as_json:
-        print_json(made)
-    else:
-        typer.echo(f"/v1/embeddings with the model {name!r} makes the vectors of {store}.")
+    sentence = f"/v1/embeddings with the model {name!r} makes the vectors of {store}."
+    answer(made, sentence, as_json=as_json)
 
 
 @cli.command("unname")
@@ -103,10 +101,7 @@ def unname_store(
     """Delete the name of a store. Applications that use it get errors."""
     with connect(url) as client:
         client.aliases.delete(name)
-    if as_json:
-        print_json({"name": name, "state": "deleted"})
-    else:
-        typer.echo(f"The name {name!r} is deleted.")
+    answer({"name": name, "state": "deleted"}, f"The name {name!r} is deleted.", as_json=as_json)
 
 
 @cli.command("disconnect")
@@ -114,10 +109,8 @@ def disconnect(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL) -> N
     """Forget a store. Nothing changes in the store itself."""
     with connect(url, name) as client:
         client.stores.delete(name)
-    if as_json:
-        print_json({"name": name, "state": "disconnected"})
-    else:
-        typer.echo(f"{name} is disconnected. Its rows are as they were.")
+    made = {"name": name, "state": "disconnected"}
+    answer(made, f"{name} is disconnected. Its rows are as they were.", as_json=as_json)
 
 
 def print_space(space: Mapping[str, Any], encoder: str) -> None:

@@ -187,7 +187,7 @@ def in_own_words(text: str) -> str:
 
 
 #: the calls that have a small button where they do not have the large one
-OTHER_CALLS = ("pause", "rollback", "finish", "verify", "abandon")
+OTHER_CALLS = ("pause", "rollback", "finish", "sync", "verify", "abandon")
 
 
 def button_of(words: CallWords, state: MigrationState) -> str:

@@ -36,7 +36,7 @@ def start(data_dir: Path, port: int, variables: Mapping[str, str]) -> subprocess
     # -P: the folder of the caller may have another package `app`
     command = [sys.executable, "-P", "-m", "app.cli", "serve", "--port", str(port)]
     command += ["--data-dir", str(data_dir)]
-    with log.open("wb") as output, ExitStack() as undo:
+    with log.open("ab") as output, ExitStack() as undo:
         process = subprocess.Popen(  # noqa: S603 -- a fixed command
             command, stdout=output, stderr=output, env=variables, start_new_session=True
         )

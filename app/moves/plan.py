@@ -397,7 +397,7 @@ def _active_error(store: tables.StoreRow, active: tables.MigrationRow) -> Migrat
     steps = [name for name in possible_calls(active, busy=False) if name in ("finish", "abandon")]
     first = f"{' or '.join(steps)} it first" if steps else "wait until it ends"
     return MigrationActive(
-        f"Migration {active.id} of the store {store.name!r} is {state}. A store has one at a time: "
+        f"Migration {active.id} of the store {store.name!r} is {state}. A table has one at a time: "
         f"{first}.",
         field="store",
         more={"migration": active.id},

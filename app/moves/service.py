@@ -276,10 +276,11 @@ def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongStat
     advice = f" Call `{calls[0]}`." if calls else " It has ended: plan another."
     if row.state == MigrationState.cut_over:
         advice = " Call `finish`, which deletes the old vectors, or `rollback`."
-    if call == "rollback" and row.state == MigrationState.finished:
+    if call == "rollback" and row.state != MigrationState.finished:
+        advice = " Nothing is cut over: clients see the old vectors."
+    elif call == "rollback":
         advice = (
-            " The old vectors are deleted: restore a backup of the database, disconnect the store, "
-            "and connect it again with the old encoder."
+            " The old vectors are deleted: restore a backup, and connect it by the old encoder."
         )
     if step := row.position.get(queries.STEP):
         return WrongState(

@@ -19,7 +19,6 @@ from app.moves.context import EQUAL_COSINE, FEW_CHANGES, MigrationContext, cosin
 from app.moves.lease import Lease
 from app.moves.sync import drain_held
 from app.stores.port import HearRows, Hits, Metric, Migration, Search, Side, StoreId, StoreVectors
-from app.types import MigrationState
 
 #: rows whose new vectors are compared
 VERIFIED_ROWS = 1000
@@ -117,17 +116,17 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
     allowed = max(FEW_CHANGES, LIVE_ROWS * total) if followed else 0
     detail = f"The sides differ by {missing:,} row{'s' * (missing != 1)}"
     if missing == 0:
-        detail = "Every row has a new vector, except the skipped ones."
+        detail = "Every row has a new vector" + (", except the skipped ones." if skipped else ".")
     elif missing <= allowed:
         detail += ", because clients write meanwhile."
     elif not isinstance(move.migration, Migration):
         detail += ": rows were added or deleted since the run. Stop writes, and call `run` again."
     else:
         detail += (
-            ": a client wrote during `verify`, or a run did not end. Call `sync`, and `verify`."
+            ": a client wrote during `verify`, or a run did not end. Call `sync`, and `verify`. If "
+            "they still differ, call `run` again, or abandon; after a cutover, `rollback`: then a "
+            "client has written to the old vectors."
         )
-        if row.state == MigrationState.filled:
-            detail += " If they still differ, call `run` again, or abandon."
     return Check("rows", missing <= allowed, detail, found)
 
 
@@ -170,10 +169,10 @@ def check_sample(move: MigrationContext, held: Lease) -> Check:
     """
     embeds = move.embedder is not None
     # Other rows than the last time, and than the anchors, which are a sample too.
-    page = move.store.sample(
-        EMBEDDED_AGAIN if embeds else VERIFIED_ROWS, seed=time.time_ns() % 2**31
-    )
-    ids, compared = list(page.ids), 0
+    count = EMBEDDED_AGAIN if embeds else VERIFIED_ROWS
+    page = move.store.sample(count, seed=time.time_ns() % 2**31)
+    last = held.row.found.get("verify", {}).get("sample", {}).get("first", [])
+    ids, compared = list(dict.fromkeys([*last, *page.ids])), 0  # what was wrong is looked at again
     differing: Sequence[StoreId] = ids
     for look in range(MAX_LOOKS):
         equal, differing = compare_rows(move, differing)
@@ -184,9 +183,10 @@ def check_sample(move: MigrationContext, held: Lease) -> Check:
             drain_held(move, held)
     compared += len(differing)
     found = {"rows": compared, "different": len(differing), "first": list(differing[:20])}
-    expected = "the target gives their texts" if embeds else "the maps give"
+    expected = "the target gives their texts" if embeds else "the translation gives"
     if differing:
-        detail = f"{len(differing)} of {len(ids)} rows have another new vector than {expected}."
+        detail = f"{len(differing)} of {len(ids)} rows have another new vector than {expected}: "
+        detail += f"{differing[:5]}. Write them again, with a changed field, and call `sync`."
         return Check("sample", False, detail, found)
     if compared == 0:
         detail = (

@@ -80,7 +80,7 @@ def test_a_command_that_asks_a_service_loads_nothing_of_the_service_itself() -> 
 def test_without_a_service_a_command_says_how_to_start_one() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     gone = Terminal(url=url).refusal("encoders", "list")
-    assert f"No service answers at {url}. Start it with `anchorage serve`" in gone
+    assert f"No service answers at {url}. Start it as before" in gone
     assert "must begin with http://" in Terminal().refusal("encoders", "list", "--url", "localhost")
 
 

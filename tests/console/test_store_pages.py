@@ -107,13 +107,13 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert "Next: Run" in planned.client.get("/console").text
     page = press(planned, "run")
     assert "200 of 200 rows" in page
-    assert enabled(page) == ["verify", "abandon"]
+    assert enabled(page) == ["verify", "sync", "abandon"]
     page = press(planned, "verify")
     assert page.count('badge good">passed') >= 3, page
-    assert enabled(page) == ["cutover", "verify", "abandon"]
+    assert enabled(page) == ["cutover", "sync", "verify", "abandon"]
     assert "No name follows this store." in page
     assert "Next: Cut over" in planned.client.get("/console").text
-    assert enabled(press(planned, "cutover")) == ["rollback", "finish", "verify"]
+    assert enabled(press(planned, "cutover")) == ["rollback", "finish", "sync", "verify"]
     assert f'hx-get="{PAGE}/facts"' in planned.client.get(PAGE).text  # the rows that there are now
     assert "with vectors translated to <code>new</code>" in planned.client.get("/console").text
     seen = planned.client.get("/stores/docs").json()
@@ -121,7 +121,7 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     named = planned.client.put("/aliases/docs-vectors", json={"store": "docs"})
     assert named.status_code == 200, named.text
     page = press(planned, "rollback")
-    assert enabled(page) == ["cutover", "verify", "abandon"]
+    assert enabled(page) == ["cutover", "sync", "verify", "abandon"]
     assert "by the name &#39;docs-vectors&#39; needs no change" in page
     press(planned, "cutover")
     assert "Nothing can undo it." in planned.client.get(f"{PAGE}/steps/finish").text

@@ -52,8 +52,8 @@ COPIED_SETTINGS = (
 
 LENGTHS_LOST = StoreNote(
     "lengths-lost",
-    "A server stores unit vectors in a Cosine collection. The lengths of the vectors are lost, so "
-    "`keep_norms` cannot be used.",
+    "A server stores unit vectors in a Cosine collection: their lengths, which no search sees, are "
+    "lost.",
 )
 
 

@@ -9,7 +9,15 @@ from anchorage_client.adapters.text_model import BATCH_SIZE, URL, TextModel, to_
 
 
 class AnchorageEmbeddings(Embeddings):
-    """Embeddings for LangChain. The parameters are those of `TextModel`."""
+    """Embeddings for LangChain.
+
+    model         an encoder, `encoder->target@anchor-set`, or the name (alias) of a store
+    url           address of the service
+    api_key       of the service; None: ANCHORAGE_API_KEY, if it is set
+    batch_size    most texts of one request
+    timeout       seconds for one request
+    async_client  sends the asynchronous requests; its owner closes it. None: a thread sends them.
+    """
 
     def __init__(
         self,
