@@ -422,7 +422,7 @@ def _print_plan(plan: Mapping[str, Any], *, notes: bool) -> None:
     facts += [
         ("time", f"{time}, and {end}"),
         ("disk", "unknown" if disk is None else f"about {disk / 2**20:,.0f} MiB more"),
-        ("index", f"must find {plan['min_recall']:.0%} of the nearest rows, if `verify` can tell"),
+        ("index", f"must find {plan['min_recall']:.0%} of the nearest rows, if that can be told"),
     ]
     header = ("rows", f"{plan['rows']:,}, to {plan['fill']} by {plan['target']}")
     print_rows(header, facts, as_json=False)

@@ -88,7 +88,7 @@ def require_free(session: Session, table: type[Named], project: str, name: str) 
     """Raises NameTaken when the name is in use."""
     if session.scalar(select(exists().where(table.project == project, table.name == name))):
         raise NameTaken(
-            f"{_article(_described(table, name))} exists. Choose another name or delete it.",
+            f"{_article(_described(table, name))} exists. Choose another name.",
             field="name",
         )
 

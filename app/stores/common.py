@@ -126,7 +126,7 @@ FAULT_SIGNS: tuple[tuple[type[AnchorageError], str, str], ...] = (
     (
         StoreChanged,
         "not found|does(n't| not) exist|no such (file|table|column)|not existing vector name|"
-        "no point with id|vector (dimension|inserting) error|is not initialized",
+        "no point with id|vector (dimension|inserting) error|is not initialized|not aligned",
         "Somebody deleted, renamed or changed the collection. Look at it, then plan a new "
         "migration.",
     ),
