@@ -210,15 +210,14 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
 
 def _cut_over(
     store: Store,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also where a trigger names vectors of the old size.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Despite old-size triggers.")] = False,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     with connect(url, store) as client:
-        warn("This waits for transactions of clients, which otherwise go on.")
-        found = _find(client, store).cutover(force=force)
+        found = _find(client, store)
+        warn("It may take a minute. In Qdrant, Chroma and Milvus, stop writes until it answers.")
+        found.cutover(force=force)
         _report(found.data, as_json)
 
 
@@ -232,7 +231,7 @@ STEPS = {
     "rollback": ("Make the store's clients see the old vectors again. The new ones stay.", ""),
     "finish": (
         "Delete the old vectors: the end of rollbacks.",
-        "Delete the old vectors of {}, for good? Without texts, nothing makes them again",
+        "Delete the old vectors of {}, for good? No rollback brings them back",
     ),
     "abandon": ("Delete the new vectors. The store stays.", "Delete the new vectors of {}?"),
 }
@@ -393,7 +392,7 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
     if calls := found["next"]:
         # The whole command runs, and verifies too.
         first = "" if calls[0] == "run" else f"{calls[0]} "
-        others = f" (or {', '.join(calls[1:])})" if calls[1:] else ""
+        others = f" (else: {', '.join(calls[1:])})" if calls[1:] else ""
         what = "To undo it" if first == "rollback " else "Next"
         typer.echo(f"{what}: anchorage migrate {first}{store}{others}")
 

@@ -255,7 +255,7 @@ def refuse_unless_possible(row: tables.MigrationRow, call: str, *, busy: bool) -
     """Raises MigrationActive while a job is unfinished, and WrongState."""
     if busy and row.ended_at is None:
         pausable = row.state == MigrationState.running
-        advice = "Wait until it ends" + (", or pause it." if pausable else ", or cancel the job.")
+        advice = "Wait until it ends" + (", or pause it." if pausable else ".")
         raise MigrationActive(
             f"Job {row.job_id} works on this migration. {advice}",
             retry_after_s=5,

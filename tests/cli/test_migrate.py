@@ -92,7 +92,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
 
     printed = terminal.ok("migrate", "cutover", "docs")
     assert "s. Queries and new rows need vectors of new now." in printed
-    assert "To undo it: anchorage migrate rollback docs (or finish, sync, verify)" in printed
+    assert "To undo it: anchorage migrate rollback docs (else: finish, sync, verify)" in printed
     assert vectors(table).shape == (ROWS, NEW_DIM)
     assert [row["encoder"] for row in terminal.json("stores", "list")] == ["new"]
     first = "First `anchorage migrate finish docs`, or `anchorage migrate rollback docs` and"
@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_the_run_and_the_same_command_continues_with_other_limits(
     assert "is running" in terminal.ok("migrate", "status", "docs")
     paused = terminal.run("migrate", "docs", "--cutover")  # its run is paused meanwhile
     assert (paused.exit_code, "is paused" in paused.stdout) == (1, True)
-    assert "Next: anchorage migrate docs (or abandon)" in paused.stdout
+    assert "Next: anchorage migrate docs (else: abandon)" in paused.stdout
     done = terminal.json("migrate", "docs", "--rows-per-second", "1e6", "--cutover")
     assert (done["state"], done["progress"]["rows"]) == ("cut-over", ROWS)
 
