@@ -103,9 +103,8 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "yes" in terminal.ok("migrate", "verify", "docs")
     assert "cut-over" in terminal.ok("migrate", "cutover", "docs", "--force")
     assert "pass --yes" in terminal.run("migrate", "finish", "docs").stderr  # nobody says yes
-    assert "no store named 'doc'. Did you mean 'docs'?" in terminal.refusal(
-        "migrate", "finish", "doc"
-    )
+    near = terminal.refusal("migrate", "finish", "doc")
+    assert "no store named 'doc'. Did you mean 'docs'?" in near
     assert "Did you mean 'rollback'?" in terminal.refusal("migrate", "rolback", "docs")
     assert "is finished" in terminal.ok("migrate", "finish", "docs", "--yes")
     assert vectors(table).shape == (ROWS, NEW_DIM)
