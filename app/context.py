@@ -117,13 +117,11 @@ class Caller:
 
     project     owns everything that the request reads and writes
     key_id      the caller's API key; None without one
-    rate_limit  of the key; None: the server's
     """
 
     project: str = "default"
     key_id: str | None = None
     scopes: frozenset[Scope] = frozenset(Scope)
-    rate_limit: str | None = None
 
     def may(self, scope: Scope) -> bool:
         """Whether one of the scopes is this scope or includes it."""

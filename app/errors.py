@@ -197,10 +197,6 @@ class TooManyRequests(AnchorageError):
     usual_wait_s = 1
 
 
-class RateLimited(TooManyRequests):
-    code = "rate-limited"
-
-
 class TooManyJobs(TooManyRequests):
     code = "too-many-jobs"
 

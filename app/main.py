@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from threading import Event
+from threading import Event, Thread
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -27,12 +27,12 @@ from app.errors import FitQueued
 from app.heads import endpoints as heads
 from app.http import admission, bodies, docs, problems
 from app.http.admission import Admission, AdmissionMiddleware
-from app.http.rates import Rates
 from app.jobs import answers as job_answers
 from app.jobs import endpoints as jobs
 from app.lanes import use_threads
 from app.moves import endpoints as migrations
 from app.openai import endpoints as openai
+from app.openai.service import load_named_models
 from app.ops import health
 from app.search import endpoints as store_search
 from app.settings import Settings
@@ -94,6 +94,8 @@ def create_app(settings: Settings) -> FastAPI:
         threads = settings.max_in_flight + FILE_THREADS
         to_thread.current_default_thread_limiter().total_tokens = threads
         await run_in_threadpool(_start, services, worker)
+        app.state.loading = Thread(target=load_named_models, args=(services,), daemon=True)
+        app.state.loading.start()
         use_threads(1)  # the event loop computes small products; the lanes use the cores
         gauges = asyncio.create_task(admission.refresh_gauges(app.state.admission))
         yield
@@ -128,7 +130,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.keys = KeyRing(services) if requires_keys(settings) else None
     app.state.admission = Admission(
         find_key=None if app.state.keys is None else app.state.keys.find,
-        rates=Rates(settings.rate_limit, settings.redis_url, settings.redis_prefix),
         hosts=_hosts(settings),
         max_body_bytes=settings.max_body_bytes,
         max_json=settings.max_json,

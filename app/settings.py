@@ -11,8 +11,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.types import RATE
-
 #: where Docker and Kubernetes put secrets: anchorage_database_url holds ANCHORAGE_DATABASE_URL
 SECRETS = Path("/run/secrets")
 
@@ -140,14 +138,6 @@ class Settings(BaseSettings):
         description=(
             "accepted values of the Host header, separated by commas, or `*`; `auto`: "
             "loopback's names when the service listens on loopback without keys, otherwise any"
-        ),
-    )
-    rate_limit: str | None = Field(
-        None,
-        pattern=RATE,
-        description=(
-            "requests of one key, or of one address without keys: `600/minute` or "
-            "`50/second;1000/minute`. A key may have its own; default: no limit"
         ),
     )
 

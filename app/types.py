@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from enum import StrEnum
 
-#: rates such as 600/minute, separated by ;
-RATE = r"^[1-9][0-9]{0,8}/(second|minute|hour|day)(;[1-9][0-9]{0,8}/(second|minute|hour|day)){0,3}$"
-
 
 class EncoderKind(StrEnum):
     #: the client sends the vectors

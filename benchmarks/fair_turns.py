@@ -108,7 +108,6 @@ def create_keys(folder: str) -> dict[str, str]:
             RequestContext(project),
             name=scope.value,
             scopes=[scope],
-            rate_limit="1000000/minute",
         )[1]
         for project in "ab"
         for scope in (Scope.admin, Scope.read)

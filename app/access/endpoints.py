@@ -14,7 +14,7 @@ from app.http.bodies import json_body
 from app.http.deps import AdminContext, Administers, Limit, Moment, Svc
 from app.http.fields import Body, RowModel
 from app.http.problems import documented
-from app.types import RATE, Scope
+from app.types import Scope
 
 router = APIRouter(tags=["Keys"])
 
@@ -41,12 +41,6 @@ class NewApiKey(Body):
         None,
         description="When the key stops working, with its offset from UTC. Default: never.",
     )
-    rate_limit: Annotated[str, Field(pattern=RATE, max_length=100)] | None = Field(
-        None,
-        description="Largest rate of requests, such as `600/minute`. "
-        "Default: the limit of the server.",
-        examples=["600/minute"],
-    )
 
 
 class ApiKey(RowModel):
@@ -55,9 +49,6 @@ class ApiKey(RowModel):
     id: str = Field(description="Id of the key: 32 hexadecimal digits.")
     name: str = Field(description="Name of the key.")
     scopes: list[Scope] = Field(description="What the key may do.")
-    rate_limit: str | None = Field(
-        description="Largest rate of requests. Null: the limit of the server."
-    )
     created_at: datetime = Field(description="When it was created.")
     expires_at: datetime | None = Field(description="When it stops working. Null: never.")
     revoked_at: datetime | None = Field(description="When it was revoked. Null if it was not.")

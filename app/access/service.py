@@ -25,7 +25,7 @@ from app.access.audit import record_audit
 from app.context import Caller, RequestContext, Services
 from app.db import tables
 from app.errors import DatabaseUnavailable, InvalidRequest, Unauthenticated
-from app.types import RATE, Scope
+from app.types import Scope
 
 KEY_PATTERN = re.compile(r"anc_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
 
@@ -56,7 +56,6 @@ def create_key(
     name: str,
     scopes: Sequence[Scope],
     expires_at: datetime | None = None,
-    rate_limit: str | None = None,
 ) -> tuple[tables.ApiKeyRow, str]:
     """Return the row of a new key, and the key, which is stored nowhere. Raises InvalidRequest."""
     if not name.strip() or not name.isprintable() or len(name) > tables.NAME_LENGTH:
@@ -67,17 +66,12 @@ def create_key(
         raise InvalidRequest(
             "`expires_at` must lie in the future and have an offset from UTC.", field="expires_at"
         )
-    if rate_limit is not None and not re.fullmatch(RATE, rate_limit):
-        raise InvalidRequest(
-            "Expected a rate like 600/minute, or several separated by `;`.", field="rate_limit"
-        )
     secret = secrets.token_urlsafe(32)
     row = tables.ApiKeyRow(
         secret_hash=_hash(secret),
         project=context.project,
         name=name,
         scopes=[scope.value for scope in Scope if scope in scopes],
-        rate_limit=rate_limit,
         expires_at=expires_at,
     )
     with services.db.transaction() as session:
@@ -196,9 +190,7 @@ class KeyRing:
                 raise refusal
             if row.last_used_at is None or now - row.last_used_at > LAST_USED_PRECISION:
                 access.touch_key(session, row.id, now=now)
-            caller = Caller(
-                row.project, row.id, frozenset(Scope(scope) for scope in row.scopes), row.rate_limit
-            )
+            caller = Caller(row.project, row.id, frozenset(map(Scope, row.scopes)))
             lasts_s = math.inf if row.expires_at is None else (row.expires_at - now).total_seconds()
         return _KnownKey(caller, row.secret_hash, begun, begun + lasts_s)
 

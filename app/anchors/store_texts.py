@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from app.errors import StoreUnsupported
+from app.stores.common import find_text
 from app.stores.port import Search, Store, StoreId
+from app.stores.text_templates import parse_template
 
 if TYPE_CHECKING:  # the command reads a store too, and does without torch
     from app.context import Services
@@ -55,6 +58,15 @@ def find_text_field(store: Store, ids: Sequence[StoreId]) -> str | None:
             problem += f" Rows have text in {names}."
         raise StoreUnsupported(problem, field="text_field")
     return store.location.text_field
+
+
+def shown_text(field: str | None, payload: Mapping[str, Any]) -> str:
+    """Return the text of a row on one line; all that it holds where the store has no texts."""
+    if field is None:
+        return json.dumps(payload, ensure_ascii=False, default=str)
+    template = parse_template(field)
+    text = template.fill({name: find_text(payload, name) for name in template.fields})
+    return " ".join((text or "").split())
 
 
 def way_to_texts(services: Services, row: StoreRow) -> str:

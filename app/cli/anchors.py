@@ -15,6 +15,8 @@ cli = typer.Typer(no_args_is_help=True, help="Make anchors: items that two model
 #: columns of `anchors list`
 SET_COLUMNS = ("name", "size", "encoders")
 
+Name = Annotated[str, typer.Argument(help="Name of the set.")]
+
 
 @cli.command("list")
 def list_sets(as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
@@ -25,7 +27,7 @@ def list_sets(as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
 
 @cli.command("add")
 def add(
-    name: Annotated[str, typer.Argument(help="Name of the set.")],
+    name: Name,
     encoder: Annotated[list[str] | None, typer.Option(help="Embeds the texts.")] = None,
     store: Annotated[str | None, typer.Option(help="Take 1,000 texts of this store.")] = None,
     texts: Annotated[Path | None, typer.Option(help="Kept texts, one a line.")] = None,
@@ -59,3 +61,22 @@ def add(
             )
     sentence = f"{name}: {made['size']:,} anchors of {', '.join(made['encoders'])}."
     answer(made, sentence, as_json=as_json)
+
+
+@cli.command("report")
+def report(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Say what is wrong with a set, and what to do."""
+    with connect(url) as client:
+        found = client.anchor_sets.report(name)
+    if as_json or found["findings"]:
+        print_fields(("severity", "code", "detail"), found["findings"], as_json=as_json)
+    else:
+        typer.echo(f"Nothing is wrong with the {found['size']:,} anchors of {name}.")
+
+
+@cli.command("delete")
+def delete(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Delete a set that nothing uses."""
+    with connect(url) as client:
+        client.anchor_sets.delete(name)
+    answer({"name": name, "state": "deleted"}, f"{name} is deleted.", as_json=as_json)

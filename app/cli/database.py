@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from app.cli.local import explain_faults, has_usable_key, open_services, read_settings
-from app.cli.output import AsJson, print_json
+from app.cli.local import explain_faults, open_services, read_settings
+from app.cli.output import AsJson, answer
 
 cli = typer.Typer(no_args_is_help=True, help="Manage the service's own database: its schema.")
 
 
 @cli.command()
-def upgrade(
-    first_key: Annotated[
-        bool, typer.Option(help="If no API key works, create one with every scope and print it.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+def upgrade(as_json: AsJson = False) -> None:
     """Bring the database to the schema of this version.
 
     The command is safe at any time, also when several processes run it at once.
     """
-    from app.access.service import create_key
-    from app.context import RequestContext
-    from app.types import Scope
-
     with explain_faults(), open_services(read_settings()) as services:
         services.db.upgrade()
-        key = None
-        if first_key and not has_usable_key(services):
-            key = create_key(services, RequestContext("default"), name="first", scopes=[*Scope])[1]
-    if as_json:
-        print_json({"schema": "current", "key": key})
-        return
-    typer.echo("The database has the schema of this version.")
-    if key is not None:
-        typer.echo(f"Created the first API key, with every scope. It is shown only now:\n{key}")
+    answer({"schema": "current"}, "The database has the schema of this version.", as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.output import AsJson, answer, print_fields
+from app.cli.output import AsJson, answer, print_fields, warn
 from app.cli.service import DEFAULT_URL, Url, connect
 
 cli = typer.Typer(
@@ -52,8 +52,10 @@ def add(
 ) -> None:
     """Register an encoder. A model is loaded once, to read its dimension."""
     usual = "openai" if endpoint else "sentence-transformers" if model else "external"
+    if model and not endpoint:
+        warn("The service loads the model, which may take a minute.")
     with connect(url) as client:
-        made = client.encoders.create(
+        made = client.encoders.get_or_create(
             name,
             kind=kind or usual,
             model=model,
@@ -62,3 +64,11 @@ def add(
         )
     sentence = f"{made['name']}: vectors of {made['dim']} numbers, {made['kind']}."
     answer(made, sentence, as_json=as_json)
+
+
+@cli.command("delete")
+def delete(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Delete an encoder that nothing uses."""
+    with connect(url) as client:
+        client.encoders.delete(name)
+    answer({"name": name, "state": "deleted"}, f"{name} is deleted.", as_json=as_json)

@@ -32,9 +32,6 @@ def create(
     days: Annotated[
         int | None, typer.Option(min=1, max=36_500, help="Days until it expires; default: never.")
     ] = None,
-    rate: Annotated[
-        str | None, typer.Option(help="Its rate limit, such as 600/minute; default: the server's.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a key and print it. It cannot be shown again."""
@@ -52,7 +49,6 @@ def create(
             name=name,
             scopes=scope or [Scope.read],
             expires_at=expires_at,
-            rate_limit=rate,
         )
     if as_json:
         print_json({"id": row.id, "project": project, "scopes": row.scopes, "key": key})

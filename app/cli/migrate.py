@@ -62,6 +62,14 @@ Fill = Literal["embed", "translate"] | None
 #: states after a switch, with its call, and whose vectors clients see
 SWITCHES = (("cut-over", "cutover", "target"), ("rolled-back", "rollback", "source"))
 
+#: what a run counts, as `migrate status` says it
+COUNTS = {
+    "encoded": "texts embedded",
+    "applied": "written by clients meanwhile",
+    "skipped": "without a vector",
+    "truncated": "texts cut",
+}
+
 #: columns of `migrate status` without a store
 MIGRATION_COLUMNS = ("id", "store", "source", "target", "fill", "state", "created_at")
 
@@ -167,6 +175,9 @@ def migrate(
         if only_plan and as_json:
             print_json({"migration": migration.id, **migration.plan})
         elif migration.state == "planned":
+            if not (as_json or is_new):
+                made = migration.data["created_at"]
+                warn(f"As planned at {made}; for a new plan: anchorage migrate abandon {store}")
             if not as_json:
                 _print_plan(migration.plan, notes=is_new or only_plan)
             if not (yes or only_plan):
@@ -216,7 +227,9 @@ def _cut_over(
 ) -> None:
     with connect(url, store) as client:
         found = _find(client, store)
-        warn("It may take a minute. In Qdrant, Chroma and Milvus, stop writes until it answers.")
+        if "cutover" in found.next:
+            is_sql = client.stores.get(store)["kind"] == "pgvector"
+            warn("It may take a minute." if is_sql else "Stop writes until it answers.")
         found.cutover(force=force)
         _report(found.data, as_json)
 
@@ -367,9 +380,12 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
 
     facts, error, store = found["progress"], found["error"], found["store"]
     typer.echo(f"The migration {found['id']} of {store} is {found['state']}.")
-    counts = [
-        f"{facts[name]:,} {name}" for name in ("encoded", "skipped", "truncated") if facts[name]
-    ]
+    job, calls = found["job"], found["next"]
+    if job and job["state"] in ("queued", "running"):
+        typer.echo(f"`{job['action']}` works on it now.")
+    elif found["ended_at"] is None and len(calls) == 1:
+        warn(f"`{calls[0]}` was interrupted: clients may get errors until it is complete.")
+    counts = [f"{facts[name]:,} {words}" for name, words in COUNTS.items() if facts[name]]
     if facts["spent"]:
         counts.append(f"{money(facts['spent'])} spent")
     if found["state"] in ("running", "paused"):  # later, clients may have added rows
@@ -389,7 +405,7 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
             warn(f"To go on: anchorage migrate {store} --max-price {facts['price_of_all']:.6g}")
     if facts["waiting"]:
         warn(f"{describe_absence(facts['waiting'])}.")
-    if calls := found["next"]:
+    if calls:
         # The whole command runs, and verifies too.
         first = "" if calls[0] == "run" else f"{calls[0]} "
         others = f" (else: {', '.join(calls[1:])})" if calls[1:] else ""
@@ -423,7 +439,8 @@ def _print_plan(plan: Mapping[str, Any], *, notes: bool) -> None:
         ("disk", "unknown" if disk is None else f"about {disk / 2**20:,.0f} MiB more"),
         ("index", f"must find {plan['min_recall']:.0%} of the nearest rows, if that can be told"),
     ]
-    header = ("rows", f"{plan['rows']:,}, to {plan['fill']} by {plan['target']}")
+    preposition = "by" if plan["fill"] == "embed" else "for"
+    header = ("rows", f"{plan['rows']:,}, to {plan['fill']} {preposition} {plan['target']}")
     print_rows(header, facts, as_json=False)
     _print_estimate(plan)
     for note in plan["notes"] if notes else ():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,6 +29,8 @@ def search(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Search a store, also by another encoder than made its vectors. Writes nothing to it."""
+    from app.anchors.store_texts import shown_text
+
     if not query.strip():
         raise typer.BadParameter("The text of the search is empty.")
     with connect(url, store) as client:
@@ -42,7 +42,7 @@ def search(
         )
     hits, about = answer.results[0], answer.about
     payloads = hits.payloads or [{}] * len(hits.ids)
-    texts = [_text(found["text_field"], each)[:TEXT_SHOWN] for each in payloads]
+    texts = [shown_text(found["text_field"], each)[:TEXT_SHOWN] for each in payloads]
     scores = [round(each, 4) for each in hits.scores]
     ranked = zip(range(1, k + 1), hits.ids, scores, texts, strict=False)
     print_rows(RESULT_COLUMNS, list(ranked), as_json=as_json)
@@ -54,15 +54,3 @@ def search(
     typer.echo(f"By {by}{where}.", err=True)
     for each in about["warnings"]:
         warn(in_words_of_commands(each["detail"], store))
-
-
-def _text(field: str | None, payload: Mapping[str, Any]) -> str:
-    """Return the text of a row on one line; all that it holds where the store has no texts."""
-    from app.stores.common import find_text
-    from app.stores.text_templates import parse_template
-
-    if field is None:
-        return json.dumps(payload, ensure_ascii=False, default=str)
-    template = parse_template(field)
-    text = template.fill({name: find_text(payload, name) for name in template.fields})
-    return " ".join((text or "").split())

@@ -90,6 +90,10 @@ def explain(error: AnchorageError, url: str, store: str) -> str:
         way = "by the same `anchorage migrate ADDRESS`, or by `anchorage serve`"
         return f"No service answers at {url}. Start it as before ({way}), or correct --url."
     text = in_words_of_commands(error.problem.get("detail", error.detail), store)
+    if error.code == "address-not-listed" and store != "STORE":  # it was listed, and is no more
+        name = text.partition("'")[2].partition("'")[0]
+        start = f'ANCHORAGE_STORES=\'{{"{name}": "URL"}}\' anchorage serve'
+        return f"The service no longer lists the address of {store}. Start it by: {start}"
     return f"{text} Set ANCHORAGE_API_KEY." if error.status == 401 else text
 
 

@@ -73,6 +73,7 @@ def confirm_step(
         move=move,
         call=call,
         words=_calls(move.row.store)[call],
+        meanwhile=wording.SWITCHES.get(move.row.store.kind, ""),
         store=name,
     )
 
@@ -128,7 +129,11 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
     encoder = row.encoder
     if move is not None and move.state == MigrationState.cut_over:
         encoder = move.row.target
+    searching = [row.encoder]
+    if move is not None and move.row.ended_at is None and move.state != MigrationState.planned:
+        searching.insert(0, move.row.target)
     values = {
+        "searchers": [each.name for each in searching if each.modality == "text" and each.model],
         "move": move,
         "active": move is not None and move.row.ended_at is None,
         "later": moves[0] if moves and moves[0] != move else None,

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.console.forms import Form, text_of
 from app.console.pages import base_of, redirect, render
-from app.http.admission import CONSOLE, COOKIE, SIGN_IN, address_of
+from app.http.admission import CONSOLE, COOKIE, SIGN_IN
 
 router = APIRouter()
 
@@ -30,12 +30,12 @@ async def show_sign_in(request: Request, ended: bool = False, next: str = "") ->
 
 @router.post(SIGN_IN)
 async def sign_in(request: Request, form: Form) -> Response:
-    """Puts a key that works into the cookie. Raises Unauthenticated, RateLimited."""
+    """Puts a key that works into the cookie. Raises Unauthenticated."""
     if request.app.state.keys is None:
         return redirect(request, CONSOLE)
     key = text_of(form, "key")
     request.state.next_page = _own(text_of(form, "next"))  # the form keeps it after a wrong key
-    await request.app.state.admission.find_caller(key, address_of(request.scope))
+    await request.app.state.admission.find_caller(key)
     response = redirect(request, request.state.next_page or CONSOLE)
     response.set_cookie(
         COOKIE,

@@ -6,7 +6,9 @@ from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 
+from app.anchors.store_texts import shown_text
 from app.console import wording
 from app.console.charts import verdict_chart
 from app.console.migration_page import STORE_PAGE, cost_to_embed, migration_values
@@ -16,10 +18,15 @@ from app.http.deps import PathName, ReadContext, Reads, Svc
 from app.http.fields import NAME_PATTERN
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.search.advice import AdviceFacts, advise
+from app.search.schemas import StoreSearchRequest
+from app.search.service import search_store
 from app.stores import service as stores
 from app.translate.maps import FitRequest
 
 router = APIRouter()
+
+#: results of a search, and most characters of their texts
+HITS, TEXT_SHOWN = 5, 300
 
 NameField = Annotated[str, Query(pattern=NAME_PATTERN)]
 
@@ -36,6 +43,26 @@ async def show_facts(request: Request, name: PathName, services: Svc, project: R
     """Shows what a store holds now. Raises as `look_at_store`."""
     store = await stores.look_at_store(services, project, name)
     return render(request, "store_facts.html", store=store)
+
+
+@router.get(f"{STORE_PAGE}/search")
+async def show_hits(
+    request: Request,
+    name: PathName,
+    services: Svc,
+    context: ReadContext,
+    text: Annotated[str, Query(min_length=1, max_length=2_000)],
+    encoder: NameField,
+) -> Response:
+    """Shows the rows that an encoder finds. Raises as `search_store`."""
+    row = await run_in_threadpool(stores.find_store, services, context.project, name)
+    wanted = StoreSearchRequest(target=encoder, inputs=[text], k=HITS, payload=True)
+    answer, _ = await search_store(services, context, name, wanted)
+    [found] = answer["results"]
+    field = row.options.get("text_field")
+    texts = [shown_text(field, each)[:TEXT_SHOWN] for each in found["payloads"]]
+    hits = list(zip(found["ids"], found["scores"], texts, strict=True))
+    return render(request, "store_hits.html", hits=hits, answer=answer, encoder=encoder)
 
 
 @router.get(f"{STORE_PAGE}/verdict")

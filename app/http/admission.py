@@ -28,7 +28,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.context import Caller, RequestContext
 from app.errors import AnchorageError, HostNotAllowed, OriginNotAllowed, Unauthenticated
 from app.http import bodies, docs, problems
-from app.http.rates import Rates
 from app.ops import logs, metrics
 from app.turns import Turns
 
@@ -80,7 +79,6 @@ class Admission:
     """
 
     find_key: Callable[[str], Awaitable[Caller]] | None
-    rates: Rates
     hosts: frozenset[str] | None
     max_body_bytes: int
     max_json: int
@@ -107,11 +105,9 @@ class Admission:
         read = status < HTTPStatus.MULTIPLE_CHOICES or status == HTTPStatus.NOT_MODIFIED
         return read and scope["method"] in SAFE_METHODS
 
-    async def find_caller(self, text: str | None, address: str) -> Caller:
-        """Returns the caller who sends this key, and counts the request against their rate."""
+    async def find_caller(self, text: str | None) -> Caller:
+        """Returns the caller who sends this key. Raises Unauthenticated."""
         if self.find_key is None:
-            if self.rates.default is not None:
-                await self.rates.count(f"address {address}", self.rates.default)
             return Caller()
         if text is None:
             raise Unauthenticated(
@@ -119,8 +115,6 @@ class Admission:
             )
         caller = await self.find_key(text)
         logs.BOUND.set({**logs.BOUND.get({}), "key_id": caller.key_id})
-        if (rate := caller.rate_limit or self.rates.default) is not None:
-            await self.rates.count(f"key {caller.key_id}", rate)
         return caller
 
 
@@ -236,9 +230,7 @@ class AdmissionMiddleware:
     ) -> None:
         """Finds the caller, reserves memory, and stores the request's context in the scope."""
         admission, state = self._admission, scope["state"]
-        caller = await admission.find_caller(
-            _key(headers, cookie=is_console(scope["path"])), address_of(scope)
-        )
+        caller = await admission.find_caller(_key(headers, cookie=is_console(scope["path"])))
         held.enter_context(admission.requests.take(caller.project))
         left = admission.bytes.at_once // 2  # what one request reserves at most
 
@@ -253,7 +245,6 @@ class AdmissionMiddleware:
             caller.project,
             caller.key_id,
             caller.scopes,
-            caller.rate_limit,
             answer.request_id,
             # `watch_departure` stores it, after the body has been read
             on_departure=lambda call: state.get("on_departure", lambda _: None)(call),
@@ -348,12 +339,6 @@ def _follows_link(headers: Headers) -> bool:
         headers.get("sec-fetch-mode") == "navigate"
         and headers.get("sec-fetch-dest", "document") == "document"
     )
-
-
-def address_of(scope: Scope) -> str:
-    """Returns the client's address."""
-    client: tuple[str, int] | None = scope.get("client")
-    return "" if client is None else client[0]
 
 
 def _framing_fault(scope: Scope) -> str | None:

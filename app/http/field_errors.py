@@ -13,7 +13,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from app.http.fields import NAME_PATTERN
-from app.types import RATE
 
 #: characters of a field's name that an error shows: a client can send any name
 NAME_SHOWN = 100
@@ -140,8 +139,6 @@ def _pattern(context: Mapping[str, Any], _value: object) -> str:
         )
     if "[0-9a-f]{32}" in context["pattern"]:
         return "must be an id, not a name: list them, and take the `id` of one"
-    if context["pattern"] == RATE:
-        return "must be a rate such as 600/minute, or several rates separated by `;`"
     return f"must match the pattern {context['pattern']}"
 
 

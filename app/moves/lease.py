@@ -148,7 +148,7 @@ def _take(services: Services, migration_id: str, deadline: float) -> Lease:
         if time.monotonic() >= deadline:
             raise MigrationActive(
                 "A job, a step or a synchronisation works on this migration now. Wait until it "
-                "ends.",
+                f"ends; if its process was killed, for {LEASE_S:.0f} s.",
                 retry_after_s=5,
             )
         time.sleep(LEASE_PAUSE_S)

@@ -329,7 +329,8 @@ class Run:
     def _report(self, phase: str, **facts: int) -> None:
         """Tell the client how far the run is."""
         # A page is written whole, perhaps after a minute.
-        rows = embedded_rows(self._position, max(0, self._ahead))
+        a_second = self._limits.get("rows_per_second")  # which rows that wait do not count in
+        rows = embedded_rows(self._position, 0 if a_second else max(0, self._ahead))
         total = self._position.get("total", 0)
         self._facts |= {"phase": phase, "applied": self._position.get("applied", 0), **facts}
         away = self._away if phase == "waiting" else None
@@ -337,6 +338,7 @@ class Run:
         rate = None
         if phase in ("anchors", "sweep", "waiting"):
             rate = (rows - self._rows_before) / max(time.monotonic() - self._began, 1e-9)
+            rate = min(rate, a_second or rate)
         self._facts["rows_per_second"] = rate and round(rate, 1)
         self._facts["eta_s"] = round(max(0, total - rows) / rate, 1) if rate and rate > 0 else None
         tokens = self._position.get("tokens", 0) + self._move.usage.counts["tokens"]

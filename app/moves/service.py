@@ -280,7 +280,8 @@ def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongStat
         advice = " Nothing is cut over: clients see the old vectors."
     elif call == "rollback":
         advice = (
-            " The old vectors are deleted: restore a backup, and connect it by the old encoder."
+            " The old vectors are deleted. Restore a backup, disconnect the store, and connect it "
+            "again by the old encoder."
         )
     if step := row.position.get(queries.STEP):
         return WrongState(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import and_, exists, or_, select
 from sqlalchemy.orm import Session
 
@@ -24,6 +26,12 @@ def alias(
         .where(AliasRow.project == project, AliasRow.name == name, ~hidden)
     ).one_or_none()
     return (None, None) if found is None else (found[0], found[1])
+
+
+def names_of_stores(session: Session) -> Sequence[tuple[str, str]]:
+    """Return the project and the name of each alias of a store, of all projects."""
+    query = select(AliasRow.project, AliasRow.name).where(AliasRow.store_id.is_not(None))
+    return [(project, name) for project, name in session.execute(query)]
 
 
 def aliases_of(session: Session, row: EncoderRow | AnchorSetRow | StoreRow) -> list[str]:

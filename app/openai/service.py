@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
@@ -22,6 +23,7 @@ from app.encoders import encoding, incoming
 from app.encoders.encoding import EncodedVectors
 from app.encoders.models.base import Input
 from app.errors import (
+    AnchorageError,
     EncoderUnavailable,
     InputTooLong,
     InvalidOption,
@@ -50,7 +52,9 @@ from app.translate import fit as translators
 from app.translate.maps import FitRequest, SpacePair
 from app.translate.service import Translation, prepare_map
 from app.translate.warnings import AnswerWarning, warnings_about_change
-from app.types import InputRole
+from app.types import EncoderKind, InputRole
+
+log = logging.getLogger("anchorage")
 
 #: how long a model is remembered whose store may be switched: vectors of the other one are made
 #: for at most this time
@@ -107,6 +111,19 @@ def find_model(services: Services, project: str, name: str) -> Model:
         return replace(found, created_at=alias.created_at, until=until)
 
     return services.names.find_or(_key(project, name), look_up)
+
+
+def load_named_models(services: Services) -> None:
+    """Load the models whose vectors the clients of stores with names ask for."""
+    with services.db.transaction() as session:
+        names = queries.names_of_stores(session)
+    for project, name in names:
+        try:
+            encoder = find_model(services, project, name).encoder
+            if encoder.kind != EncoderKind.openai:
+                encoding.load_current_model(services, encoder)
+        except AnchorageError as error:  # the first request meets it too
+            log.warning("the model of a store's name is not loaded: %s", error.code)
 
 
 def _key(project: str, name: str) -> NameKey:

@@ -100,10 +100,11 @@ class Live(BaseModel):
 class Ready(BaseModel):
     """What the process depends on, and whether it is available."""
 
-    status: Literal["ok", "degraded", "stopping", "unavailable"] = Field(
+    status: Literal["ok", "degraded", "starting", "stopping", "unavailable"] = Field(
         description="`degraded`: requests are served, but Redis is unavailable or read-only, so "
         "each process caches and counts on its own; or no model can run, so requests with "
-        "inputs are refused; or the disk is full, so writes are refused."
+        "inputs are refused; or the disk is full, so writes are refused. `starting`: requests are "
+        "served, but those by the name of a store wait until its model is loaded."
     )
     database: bool = Field(description="Whether the database answers.")
     worker: bool | None = Field(
@@ -138,10 +139,12 @@ async def livez(request: Request, response: Response) -> Live:
 @router.get(
     "/readyz",
     summary="Check that requests are served",
-    responses={503: {"model": Ready, "description": "Something is unavailable, or it stops."}},
+    responses={
+        503: {"model": Ready, "description": "Something is unavailable, or it starts or stops."}
+    },
 )
 async def readyz(request: Request, response: Response) -> Ready:
-    """Returns 200 if the process can serve requests, and 503 if it cannot or is stopping.
+    """Returns 200 if the process can serve requests, and 503 if it cannot, starts or stops.
 
     It answers within 2 seconds.
     """
@@ -149,14 +152,16 @@ async def readyz(request: Request, response: Response) -> Ready:
     answers = await checks.dependencies()
     database, models, redis = answers["database"], answers["models"], answers.get("redis")
     worker = None if checks.worker_alive is None else checks.worker_alive()
-    status: Literal["ok", "degraded", "stopping", "unavailable"] = "ok"
+    status: Literal["ok", "degraded", "starting", "stopping", "unavailable"] = "ok"
     if redis is False or not models or not answers["disk"]:
         status = "degraded"
+    if request.app.state.loading.is_alive():
+        status = "starting"
     if not database or worker is False:
         status = "unavailable"
     if request.app.state.admission.stopping:
         status = "stopping"
-    if status in ("unavailable", "stopping"):
+    if status in ("unavailable", "starting", "stopping"):
         response.status_code = 503
         response.headers["Retry-After"] = "1"
     return Ready(status=status, database=database, worker=worker, redis=redis, models=models)

@@ -40,7 +40,6 @@ WRONG_STORE = '{"main": {"url": "hunter2", "kind": "x"}}'
     ("command", "settings", "message"),
     [
         ("serve", {"drain_s": -1}, "drain_s: Input should be greater than or equal to 0, not -1"),
-        ("serve", {"rate_limit": "often"}, "rate"),
         ("serve", {"redis_url": "valkey://:hunter2@127.0.0.1/0"}, "edis"),
         ("serve", {"stores": "{hunter2"}, STORES),
         ("serve", {"stores": '{"main": 5}'}, "stores.main: Expected a URL, or an object with"),
@@ -87,15 +86,6 @@ def test_a_port_in_use_is_named_with_another_one(terminal: Terminal) -> None:
     assert f"anchorage serve --port {port + 1}" in text
 
 
-def test_the_first_key_is_made_when_none_works_and_shown_once(migrated: Terminal) -> None:
-    first = ("db", "upgrade", "--first-key")
-    made = [re.findall(KEY, migrated.ok(*first)) for _ in range(2)]
-    assert [len(each) for each in made] == [1, 0]
-    assert "read, write, admin" in migrated.ok("keys", "list")
-    migrated.ok("keys", "revoke", made[0][0].split("_")[1])
-    assert re.search(KEY, migrated.ok(*first))
-
-
 def test_the_story_of_a_key_which_is_made_before_the_first_start(terminal: Terminal) -> None:
     rights = ("--name", "app", "--project", "search", "--scope", "write", "--days", "30")
     made = terminal.run("keys", "create", *rights)
@@ -108,7 +98,6 @@ def test_the_story_of_a_key_which_is_made_before_the_first_start(terminal: Termi
     assert secret not in listed
     assert "no API key 'x'" in terminal.refusal("keys", "revoke", "x")
     create = ("keys", "create", "--name", "x")
-    assert "a rate like 600/minute" in terminal.refusal(*create, "--rate", "5/minute\n")
     assert "1 to 100 printable" in terminal.refusal(*create, "--project", "a\x01b")
     terminal.ok("keys", "revoke", id_)
     listed = terminal.ok("keys", "list")

@@ -75,7 +75,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert terminal.run("migrate", "docs", *PAIR).exit_code == 1  # nobody says yes
     assert terminal.json("migrate", "status")[0]["state"] == "abandoned"
     printed = terminal.ok("migrate", "plan", "docs", *PAIR)
-    for words in ("to translate by new", "expected to find", "To begin: anchorage migrate docs"):
+    for words in ("to translate for new", "expected to find", "To begin: anchorage migrate docs"):
         assert words in printed
     assert "and 1 s or more for the index" in printed
     assert "`--target new`" in terminal.refusal("migrate", "docs", "--target", "old")
@@ -109,7 +109,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "is finished" in terminal.ok("migrate", "finish", "docs", "--yes")
     assert vectors(table).shape == (ROWS, NEW_DIM)
     assert "expected to find" in terminal.ok("migrate", "status", "docs")  # it stays so
-    assert "restore a backup" in terminal.refusal("migrate", "rollback", "docs")
+    assert "Restore a backup, disconnect" in terminal.refusal("migrate", "rollback", "docs")
     terminal.ok("stores", "name", "docs", "ours")
     named = terminal.refusal("stores", "disconnect", "docs")
     assert "the name 'ours'. First `anchorage stores unname NAME`." in named
@@ -133,7 +133,7 @@ def test_ctrl_c_leaves_the_run_and_the_same_command_continues_with_other_limits(
     stopped = terminal.run("migrate", "docs", *PAIR, "--yes", "--rows-per-second", "1")
     assert stopped.exit_code == 130, stopped.output
     assert "To stop it: anchorage migrate pause docs" in said(stopped.stderr)
-    assert "is running" in terminal.ok("migrate", "status", "docs")
+    assert "`run` works on it now." in terminal.ok("migrate", "status", "docs")
     paused = terminal.run("migrate", "docs", "--cutover")  # its run is paused meanwhile
     assert (paused.exit_code, "is paused" in paused.stdout) == (1, True)
     assert "Next: anchorage migrate docs (else: abandon)" in paused.stdout
@@ -224,7 +224,7 @@ def test_a_failure_takes_back_what_is_new(terminal: Terminal, table: str) -> Non
     gone = terminal.refusal("migrate", elsewhere, "--table", "no_table", "--target", "new")
     assert "Check `--table`." in gone
     known = (address, "--table", table, "--name", "docs")  # the service knows the address's name
-    assert "600, to translate by new" in terminal.ok("migrate", "plan", *known, *PAIR)
+    assert "600, to translate for new" in terminal.ok("migrate", "plan", *known, *PAIR)
     taken = terminal.refusal("migrate", address, "--table", "other", *known[3:], *PAIR)
     assert "pass `--store` with another name" in taken
 

@@ -39,6 +39,7 @@ def test_encoders_and_stores_by_scripts(serve: Serve, tmp_path: Path) -> None:
     terminal = serve(stores={"disk": str(tmp_path / "lake")})
     call = terminal.json
     assert call("encoders", "add", "old", "--dim", "3")["kind"] == "external"
+    assert call("encoders", "add", "old", "--dim", "3")["name"] == "old"  # the same again
     assert [row["name"] for row in call("encoders", "list")] == ["old"]
     assert "and `--endpoint`." in terminal.refusal("encoders", "add", "x", "--model", "none")
     place = ("--kind", "lancedb", "--address", "disk", "--collection", "rows")
@@ -64,6 +65,10 @@ def test_anchors_of_kept_texts_and_vectors(serve: Serve, tmp_path: Path) -> None
     made = terminal.json(*add, "--vectors", f"old={vectors}")
     assert (made["name"], made["size"], made["encoders"]) == ("kept", 2, ["old"])
     assert [row["name"] for row in terminal.json("anchors", "list")] == ["kept"]
+    assert "too-few-anchors" in terminal.ok("anchors", "report", "kept")
+    assert "is used by anchor set 'kept'" in terminal.refusal("encoders", "delete", "old")
+    assert "kept is deleted." in terminal.ok("anchors", "delete", "kept")
+    assert "old is deleted." in terminal.ok("encoders", "delete", "old")
     assert "Error: " not in terminal.refusal("anchors")
 
 

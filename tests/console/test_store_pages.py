@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
-from tests.fixtures.shop import DOCUMENTS, QUERIES, Shop, embed
+from app.encoders.models.base import EncoderSpec
+from app.types import EncoderKind
+from tests.fixtures.http import client_of
+from tests.fixtures.shop import DOCUMENTS, QUERIES, Shop, documents, embed
+from tests.stores.cases.qdrant import LocalQdrantCase
+from tests.waiting import until
 
 PAIR = {"source": "old", "target": "new", "anchor_set": "items"}
 PLAN = {"target": "new@items"}
@@ -40,6 +46,29 @@ def test_a_store_says_what_it_holds_and_what_to_do(shop: Shop) -> None:
     assert wrong.status_code == 404
     assert "There is no encoder named" in wrong.text
     assert "<html" not in wrong.text
+
+
+def test_a_store_is_searched_on_its_page_and_the_model_of_its_name_is_loaded_at_a_start(
+    tmp_path: Path, models: Path
+) -> None:
+    location = LocalQdrantCase().fill(tmp_path, documents("new"))
+    settings = {"data_dir": tmp_path, "models_dir": models, "stores": {"main": location.url}}
+    place = {"kind": "qdrant", "address": "main", "collection": location.collection}
+    place["text_field"] = "text"
+    text, spec = "sentence-transformers", EncoderSpec(EncoderKind.sentence_transformers, "toy")
+    with client_of(**settings) as client:
+        client.post("/encoders", json={"name": "toy", "kind": text, "model": "toy"})
+        client.post(
+            "/stores", json={"name": "docs", "encoder": "toy", "text_field": "text", **place}
+        )
+        assert "<option>toy</option>" in client.get(PAGE).text
+        hits = client.get(f"{PAGE}/search", params={"text": "a document", "encoder": "toy"}).text
+        assert hits.count("<li>document ") == 5
+        assert "in the old vectors" in hits
+        client.put("/aliases/docs-vectors", json={"store": "docs"})
+    with client_of(**settings) as client:
+        until(lambda: client.get("/readyz").status_code == 200)
+        assert client.app.state.services.encoders.loaded(spec) is not None
 
 
 def test_a_recorded_evaluation_decides(

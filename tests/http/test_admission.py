@@ -1,4 +1,4 @@
-"""Admission: request ids, Host and Origin, and rates."""
+"""Admission: request ids, Host and Origin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import pytest
 
 from app.db.tables import EncoderRow
-from app.demo.server import free_port
 from app.main import requires_keys
 from app.settings import Settings
 
@@ -136,41 +135,3 @@ def test_where_keys_are_asked_for_a_page_has_none(locked, new_key, bearing):
     assert locked.post("/encoders", json=BODY, headers=headers).status_code == 401
     headers |= bearing(new_key(locked))
     assert locked.post("/encoders", json=BODY, headers=headers).status_code == 201
-
-
-# --- rates ----------------------------------------------------------------------------------------
-
-
-def test_requests_above_any_rate_are_refused_until_later(serve, refused):
-    client = serve(rate_limit="100/day;3/hour")
-    answers = [client.get("/encoders") for _ in range(5)]
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
-    problem = refused(answers[3], 429, "rate-limited", detail="3 per 1 hour")
-    assert problem["limit"] == 3
-    assert 1 <= problem["retry_after"] <= 3600
-    for path in ("/livez", "/readyz", "/docs", "/openapi.json"):
-        assert client.get(path).status_code == 200
-
-
-def test_each_key_has_its_own_count_and_may_have_its_own_rate(serve, new_key, bearing):
-    client = serve(auth="keys", rate_limit="2/hour")
-    one, other, slow, fast = (
-        bearing(new_key(client, rate=rate)) for rate in (None, None, "1/hour", "4/hour")
-    )
-    for headers, allowed in ((one, 2), (other, 2), (slow, 1), (fast, 4)):
-        statuses = [client.get("/encoders", headers=headers).status_code for _ in range(5)]
-        assert statuses == [200] * allowed + [429] * (5 - allowed)
-
-
-def test_processes_count_together_in_redis(serve, redis_url, redis_prefix, new_key, bearing):
-    redis = {"redis_url": redis_url, "redis_prefix": redis_prefix}
-    one, other = (serve(auth="keys", rate_limit="3/hour", **redis) for _ in range(2))
-    headers = bearing(new_key(one))
-    clients = (one, other, one, other, one)
-    found = [client.get("/encoders", headers=headers).status_code for client in clients]
-    assert found == [200] * 3 + [429] * 2
-
-
-def test_while_redis_is_away_each_process_counts_by_itself(serve):
-    client = serve(rate_limit="3/hour", redis_url=f"redis://127.0.0.1:{free_port()}/0")
-    assert [client.get("/encoders").status_code for _ in range(5)] == [200, 200, 200, 429, 429]

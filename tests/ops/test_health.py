@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from threading import Event, Thread
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -13,6 +14,7 @@ from app.ops.database_metrics import DatabaseMetrics, read_metrics
 from app.ops.health import DatabaseCollector
 from tests.disks import fill_disk, small_disk
 from tests.helpers import ON_EACH_DATABASE
+from tests.waiting import until
 
 
 def test_a_service_of_one_process_is_ready_with_its_worker(client):
@@ -31,6 +33,17 @@ def test_a_job_is_written_down_while_redis_is_away(serve, endless_bootstrap):
     answer = degraded.post("/bootstrap", json=endless_bootstrap)
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
     assert degraded.get(answer.headers["location"]).json()["state"] == "queued"
+
+
+def test_a_server_that_loads_the_model_of_a_name_says_so(serve):
+    client, loaded = serve(), Event()
+    client.app.state.loading = Thread(target=loaded.wait, daemon=True)
+    client.app.state.loading.start()
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (503, "starting")
+    assert client.get("/encoders").status_code == 200
+    loaded.set()
+    until(lambda: client.get("/readyz").json()["status"] == "ok")
 
 
 def test_a_stopping_server_says_so_and_closes_its_connections(serve):

@@ -12,12 +12,21 @@ from typing import Any
 #: the pause between two lines where stderr is no terminal, unless the phase changes
 LINE_S = 10.0
 
+#: phases of a migration's jobs whose names a person does not know
+PHASES = {
+    "prepare": "begins",
+    "checksum": "reads what must not change",
+    "anchors": "first rows",
+    "sweep": "new vectors",
+    "changes": "rows that clients wrote",
+}
+
 
 def describe(made: Mapping[str, Any]) -> str:
     """Return a job's phase, what it waits for, its speed, and the money that it spent."""
     speed, spent, away = made.get("rows_per_second"), made.get("spent"), made.get("waiting")
     parts = [
-        str(made.get("phase") or ""),
+        PHASES.get(phase := str(made.get("phase") or ""), phase),
         describe_absence(away) if away else "",
         f"{speed:,.0f} rows/s" if speed else "",
         "" if spent is None else f"{money(spent)} spent",

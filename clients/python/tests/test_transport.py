@@ -1,4 +1,4 @@
-"""Retries, against a real service with a low rate limit, and behind a proxy that loses answers."""
+"""Retries: after refusals, and behind a proxy that loses answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.context import RequestContext
 from app.main import create_app
 from app.settings import Settings
 from app.types import Scope
-from tests.serving import listening, serving
+from tests.serving import listening
 
 
 def test_advice_is_in_calls_of_this_client():
@@ -62,17 +62,22 @@ def test_a_create_whose_answer_was_lost_is_not_repeated_and_other_requests_are(m
         assert len(sent) == 1 + repeats
 
 
-def test_retries_wait_as_long_as_the_service_says(tmp_path):
-    with serving(data_dir=tmp_path, rate_limit="10/second") as url:
-        with Client(url, retries=0) as hasty, pytest.raises(RateLimitError) as refused:
-            all(hasty.encoders.list() == [] for _ in range(200))
-        assert refused.value.code == "rate-limited"
-        assert refused.value.retry_after is not None
-        with Client(url, retries=8) as client:
-            start = time.monotonic()
-            for _ in range(25):
-                client.encoders.list()
-            assert time.monotonic() - start > 1
+def test_retries_wait_as_long_as_the_service_says(mocked):
+    answers = [
+        httpx2.Response(429, json={"code": "too-much-at-once"}, headers={"Retry-After": "1"})
+    ]
+    none = httpx2.Response(200, json={"encoders": []})
+    client = mocked(lambda _: answers.pop() if answers else none, retries=1)
+    start = time.monotonic()
+    assert client.encoders.list() == []
+    assert time.monotonic() - start > 1
+
+
+def test_a_last_refusal_says_when_to_try_again(mocked):
+    refusal = httpx2.Response(429, json={"code": "too-much-at-once", "retry_after": 1})
+    with pytest.raises(RateLimitError) as refused:
+        mocked(lambda _: refusal).encoders.list()
+    assert (refused.value.code, refused.value.retry_after) == ("too-much-at-once", 1)
 
 
 def test_a_restart_does_not_end_the_wait_for_a_job(mocked, monkeypatch):

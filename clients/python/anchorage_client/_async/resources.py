@@ -273,14 +273,12 @@ class AsyncApiKeys:
         *,
         scopes: Sequence[str] | None = None,
         expires_at: str | None = None,
-        rate_limit: str | None = None,
     ) -> Json:
         """Create a key. Its secret is in this answer only."""
         body = {
             "name": name,
             "scopes": text_list(scopes, "scopes"),
             "expires_at": expires_at,
-            "rate_limit": rate_limit,
         }
         return await self._transport.post("/api-keys", body, creates=True)
 
