@@ -20,7 +20,8 @@ Url = Annotated[
     str,
     typer.Option(
         envvar="ANCHORAGE_URL",
-        help="Address of the service; ANCHORAGE_API_KEY has the key, where it needs one.",
+        help="Address of the service, or of the one that `migrate ADDRESS` starts. Its API key is "
+        "in ANCHORAGE_API_KEY.",
     ),
 ]
 
@@ -37,6 +38,8 @@ OPTIONS = (
 )
 #: calls of the API and other words of it, and those of commands
 CALLS = {
+    r"`address` is '(.+)', and ANCHORAGE_STORES .*: (.*)\. Send such .*": "The service lists the "
+    r"""addresses \2, and not '\1'. Start it again with ANCHORAGE_STORES='{"\1": "URL"}' too.""",
     r"`options\.url`": "`--endpoint`",
     r" Add it to the body\.": " Add it.",
     r"`anchor_set` is missing\. Name a set that the store's encoder and `target` embedded": "Pass "
@@ -50,6 +53,8 @@ CALLS = {
     r"POST /migrations/\w+/(\w+)": r"`anchorage migrate \1 STORE`",
     r"POST /stores/([\w.-]+)/search": r'`anchorage search \1 "a text"`',
     r"GET /(encoders|stores)(?![/\w])": r"`anchorage \1 list`",
+    r"GET /anchor-sets/([\w.-]*\w)/report": r"`anchorage anchors report \1`",
+    r"PUT /anchor-sets/([\w.-]+)/\w+/([\w.-]*\w)": r"`client.anchor_sets.put(\"\1\", \"\2\", ...)`",
     r"POST /(compare|evaluate)(?![/\w])": r"`\1` of the Python client",
     r"(with `(?:address|collection)` .*) Take another name, leave the field out, or delete the "
     r"old one first\.": r"\1 To move this one too, pass `--store` with another name.",
@@ -90,10 +95,6 @@ def explain(error: AnchorageError, url: str, store: str) -> str:
         way = "by the same `anchorage migrate ADDRESS`, or by `anchorage serve`"
         return f"No service answers at {url}. Start it as before ({way}), or correct --url."
     text = in_words_of_commands(error.problem.get("detail", error.detail), store)
-    if error.code == "address-not-listed" and store != "STORE":  # it was listed, and is no more
-        name = text.partition("'")[2].partition("'")[0]
-        start = f'ANCHORAGE_STORES=\'{{"{name}": "URL"}}\' anchorage serve'
-        return f"The service no longer lists the address of {store}. Start it by: {start}"
     return f"{text} Set ANCHORAGE_API_KEY." if error.status == 401 else text
 
 

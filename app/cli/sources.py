@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: kinds of stores by the scheme of their addresses
 SCHEMES = {"postgresql": "pgvector", "postgres": "pgvector", "http": "qdrant", "https": "qdrant"}
 
+#: settings that a service needs again at its next start, without a secret
+KEPT = ("ANCHORAGE_MODELS_DIR", "ANCHORAGE_HUB_MODELS", "ANCHORAGE_REMOTE_URLS")
+
 #: rows in which a text is looked for
 SAMPLED = 256
 
@@ -74,7 +77,9 @@ class Source:
             fields = entry.model_dump(exclude_defaults=True) | {"url": without_password(entry.url)}
             stores[name] = fields if len(fields) > 1 else fields["url"]
         stores[self._name] = without_password(self.address)
-        return f"ANCHORAGE_STORES={shlex.quote(json.dumps(stores))}"
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        settings = {"ANCHORAGE_STORES": json.dumps(stores), **kept}
+        return " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
 
     def start_service(self, url: str, undo: ExitStack, lacks: str | None) -> str | None:
         """Start a service on the data folder that opens the address, unless one answers at `url`.
@@ -131,8 +136,9 @@ class Source:
             client.encoders.create(old, dim=self._dim or self._check())
             made.callback(client.encoders.delete, old)
             warn(
-                f"The service does not run {old}: until the cutover, a name of the store gives "
-                f"translations. If it can run, stop: anchorage encoders add {old} --model MODEL"
+                f"The model of its vectors is called {old}. The service does not run it: until the "
+                "cutover, a name of the store gives translations. If it can run, stop: anchorage "
+                f"encoders add {old} --model MODEL"
             )
         try:
             space = client.stores.create(self.store, encoder=old, **self.place)["space"]
