@@ -211,12 +211,19 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
             if name in ("run", "verify", "sync"):
                 _complete(found, name, as_json)
             else:
+                _warn_of_switch(client, found, name)
                 getattr(found, name)()
             _report(found.data, as_json)
             if name == "verify":
                 _require_passed(found.data, as_json)
 
     return step
+
+
+def _warn_of_switch(client: Client, found: Migration, name: str) -> None:
+    if name in found.next and name in ("cutover", "rollback"):
+        is_sql = client.stores.get(found.data["store"])["kind"] == "pgvector"
+        warn("It may take a minute." if is_sql else "Stop writes until it answers.")
 
 
 def _cut_over(
@@ -227,9 +234,7 @@ def _cut_over(
 ) -> None:
     with connect(url, store) as client:
         found = _find(client, store)
-        if "cutover" in found.next:
-            is_sql = client.stores.get(store)["kind"] == "pgvector"
-            warn("It may take a minute." if is_sql else "Stop writes until it answers.")
+        _warn_of_switch(client, found, "cutover")
         found.cutover(force=force)
         _report(found.data, as_json)
 

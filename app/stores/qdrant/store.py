@@ -238,7 +238,7 @@ class QdrantStore(PairedStore):
             dtype=dtype,
             indexed=bool(place.info.indexed_vectors_count),
             vector_field=place.vector or None,
-            notes=(LENGTHS_LOST,) if metric == "cosine" else (),
+            notes=(LENGTHS_LOST,) if metric == "cosine" and self.connection.remote else (),
         )
 
     def copy_problem(self, place: QdrantPlace) -> StoreNote | None:

@@ -19,6 +19,8 @@ PHASES = {
     "anchors": "first rows",
     "sweep": "new vectors",
     "changes": "rows that clients wrote",
+    "sync": "rows that clients wrote",
+    "filled": "done",
 }
 
 
@@ -100,6 +102,8 @@ class ProgressBar:
         """Show that `done` of `total` is done, the phase of the work or what delays it, and the
         seconds left; rich estimates these itself.
         """
+        if total is not None and done == total - 1:  # a job that does not know its end
+            done = total = None
         if self._bar is not None:
             what = f"{self._what}: {phase}" if phase else self._what
             self._bar.update(self._task, completed=done, total=total, description=what)
