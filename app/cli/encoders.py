@@ -54,8 +54,9 @@ def add(
     usual = "openai" if endpoint else "sentence-transformers" if model else "external"
     if model and not endpoint:
         warn("The service loads the model, which may take a minute.")
-    with connect(url) as client:
-        made = client.encoders.get_or_create(
+    with connect(url) as client:  # of two endpoints, only `create` tells one from the other
+        register = client.encoders.create if endpoint else client.encoders.get_or_create
+        made = register(
             name,
             kind=kind or usual,
             model=model,

@@ -54,7 +54,7 @@ CALLS = {
     r"POST /stores/([\w.-]+)/search": r'`anchorage search \1 "a text"`',
     r"GET /(encoders|stores)(?![/\w])": r"`anchorage \1 list`",
     r"GET /anchor-sets/([\w.-]*\w)/report": r"`anchorage anchors report \1`",
-    r"PUT /anchor-sets/([\w.-]+)/\w+/([\w.-]*\w)": r"`client.anchor_sets.put(\"\1\", \"\2\", ...)`",
+    r"PUT /anchor-sets/([\w.-]+)/\w+/([\w.-]*\w)": r'`client.anchor_sets.put("\1", "\2", ...)`',
     r"POST /(compare|evaluate)(?![/\w])": r"`\1` of the Python client",
     r"(with `(?:address|collection)` .*) Take another name, leave the field out, or delete the "
     r"old one first\.": r"\1 To move this one too, pass `--store` with another name.",

@@ -24,6 +24,7 @@ from app.encoders.encoding import EncodedVectors
 from app.encoders.models.base import Input
 from app.errors import (
     AnchorageError,
+    DatabaseUnavailable,
     EncoderUnavailable,
     InputTooLong,
     InvalidOption,
@@ -115,8 +116,12 @@ def find_model(services: Services, project: str, name: str) -> Model:
 
 def load_named_models(services: Services) -> None:
     """Load the models whose vectors the clients of stores with names ask for."""
-    with services.db.transaction() as session:
-        names = queries.names_of_stores(session)
+    try:
+        with services.db.transaction() as session:
+            names = queries.names_of_stores(session)
+    except DatabaseUnavailable as error:
+        log.warning("no model of a store's name is loaded: %s", error.detail)
+        return
     for project, name in names:
         try:
             encoder = find_model(services, project, name).encoder

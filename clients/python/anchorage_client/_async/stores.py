@@ -248,11 +248,11 @@ class AsyncMigration:
         return await self._step("rollback")
 
     async def finish(self) -> AsyncMigration:
-        """Remove what the move no longer needs."""
+        """Delete the old vectors, for good: no rollback brings them back."""
         return await self._step("finish")
 
     async def abandon(self) -> AsyncMigration:
-        """Give the move up, and remove its new vectors."""
+        """Delete the new vectors, and leave the store as it was."""
         return await self._step("abandon")
 
     async def _step(self, step: str, body: Json | None = None) -> AsyncMigration:

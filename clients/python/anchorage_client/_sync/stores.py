@@ -246,11 +246,11 @@ class Migration:
         return self._step("rollback")
 
     def finish(self) -> Migration:
-        """Remove what the move no longer needs."""
+        """Delete the old vectors, for good: no rollback brings them back."""
         return self._step("finish")
 
     def abandon(self) -> Migration:
-        """Give the move up, and remove its new vectors."""
+        """Delete the new vectors, and leave the store as it was."""
         return self._step("abandon")
 
     def _step(self, step: str, body: Json | None = None) -> Migration:
