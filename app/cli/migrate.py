@@ -14,7 +14,7 @@ from app.cli import INTERRUPTED
 from app.cli.layouts import LAYOUTS, fill_in
 from app.cli.output import AsJson, print_fields, print_json, print_rows, warn
 from app.cli.service import DEFAULT_URL, Url, connect, in_words_of_commands
-from app.cli.sources import KINDS, Source, find_target
+from app.cli.sources import KINDS, Source, find_encoder
 from app.cli.stores import TextField, VectorField, print_space
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ Fill = Literal["embed", "translate"] | None
 #: states after a switch, with its call, and whose vectors clients see
 SWITCHES = (("cut-over", "cutover", "target"), ("rolled-back", "rollback", "source"))
 
+#: the calls that change what clients see
+CUTOVER_CALLS = ("cutover", "rollback")
+
 #: what a run counts, as `migrate status` says it
 COUNTS = {
     "encoded": "texts embedded",
@@ -87,6 +90,9 @@ def migrate(
         ),
     ],
     target: Annotated[Text, typer.Option(help="The new encoder, or a model to load.")] = None,
+    old: Annotated[
+        Text, typer.Option("--source", help="The old one, if it still runs; with an address.")
+    ] = None,
     fill: Annotated[Fill, typer.Option(help="Default: embed where there are texts.")] = None,
     anchor_set: Annotated[Text, typer.Option(help="Anchors: `translate` needs them.")] = None,
     price_per_million_tokens: Annotated[Number, typer.Option(help="For the plan.")] = None,
@@ -139,13 +145,13 @@ def migrate(
     choices: dict[str, Any] = {"target": target, "fill": fill, "anchor_set": anchor_set}
     if table is not None:
         embeds = target is not None and fill != "translate" and anchor_set is None
-        place = Source(source, kind, table, store_name or name, embeds=embeds, **fields)
+        place = Source(source, kind, table, store_name or name, old, embeds=embeds, **fields)
     elif kind or name or store_name or "/" in source:
         raise typer.BadParameter("Pass --table with the name of the table or collection.")
-    elif any(fields.values()):
+    elif old or any(fields.values()):
         raise typer.BadParameter(
-            f"{source} is connected, and keeps its fields. To change them, disconnect it, and "
-            f"connect it again: anchorage stores disconnect {source}"
+            f"{source} is connected, and keeps its encoder and fields. To change them, disconnect "
+            f"it, and connect it again: anchorage stores disconnect {source}"
         )
     store = source if place is None else place.store
     with connect(url, store) as client, ExitStack() as undo:  # what a failure takes back
@@ -163,7 +169,7 @@ def migrate(
             place.connect(client, undo)
         elif is_new:
             client.stores.get(store)
-        choices["target"] = target and find_target(client, target, models)
+        choices["target"] = target and find_encoder(client, target, models)
         if migration is None or is_new:
             choices |= {"store": store, "force_space": force_space}
             migration = client.migrations.create(**choices, **limits)
@@ -221,7 +227,7 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
 
 
 def _warn_of_switch(client: Client, found: Migration, name: str) -> None:
-    if name in found.next and name in ("cutover", "rollback"):
+    if name in found.next and name in CUTOVER_CALLS:
         is_sql = client.stores.get(found.data["store"])["kind"] == "pgvector"
         warn("It may take a minute." if is_sql else "Stop writes until it answers.")
 
@@ -308,7 +314,7 @@ def _change(
     for name, wanted in choices.items():
         if wanted not in (None, is_now := migration.data[name]):
             store, state = migration.data["store"], migration.state
-            end = {"cut-over": "finish", "running": "pause"}.get(state, "abandon")
+            end = {"cut-over": "rollback", "running": "pause"}.get(state, "abandon")
             raise typer.BadParameter(
                 f"{store} has a migration with `--{name.replace('_', '-')} {is_now}`. Leave the "
                 f"option out, or first run: anchorage migrate {end} {store}"
@@ -385,11 +391,12 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
 
     facts, error, store = found["progress"], found["error"], found["store"]
     typer.echo(f"The migration {found['id']} of {store} is {found['state']}.")
-    job, calls = found["job"], found["next"]
+    job, calls, interrupted = found["job"], found["next"], False
     if job and job["state"] in ("queued", "running"):
         typer.echo(f"`{job['action']}` works on it now.")
-    elif found["ended_at"] is None and len(calls) == 1:
-        warn(f"`{calls[0]}` was interrupted: clients may get errors until it is complete.")
+    elif interrupted := found["ended_at"] is None and len(calls) == 1:
+        until = " Until then, clients may see either vectors, or get errors."
+        warn(f"`{calls[0]}` was interrupted. Run it again.{until * (calls[0] in CUTOVER_CALLS)}")
     counts = [f"{facts[name]:,} {words}" for name, words in COUNTS.items() if facts[name]]
     if facts["spent"]:
         counts.append(f"{money(facts['spent'])} spent")
@@ -398,9 +405,11 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
     if counts:
         typer.echo(f"The run: {', '.join(counts)}.")
     for state, step, side in SWITCHES:
-        if found["state"] == state and (done := found["found"].get(step)):
-            waited = f"{step}: clients waited {done['pause_s']:.3f} s."
-            typer.echo(f"{waited} Queries and new rows need vectors of {found[side]} now.")
+        if found["state"] == state and not interrupted and (done := found["found"].get(step)):
+            waited = f"Clients waited {done['pause_s']:.3f} s. " if done["pause_s"] else ""
+            typer.echo(f"{waited}Queries and new rows need vectors of {found[side]} now.")
+    if found["state"] == "finished":
+        typer.echo(f"The old vectors are deleted; {store} belongs to {found['target']}.")
     if found["state"] != "abandoned":
         _print_estimate(found["plan"])
     if error is not None and found["ended_at"] is None:

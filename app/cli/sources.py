@@ -44,12 +44,16 @@ class Source:
         kind: str | None,
         collection: str,
         name: str | None,
+        source: str | None,
         *,
         embeds: bool,
         **fields: Any,
     ) -> None:
-        """`embeds`: its texts are needed. Raises typer.BadParameter for an unknown kind."""
-        self.embeds = embeds
+        """source: the old encoder, or its model; embeds: its texts are needed.
+
+        Raises typer.BadParameter for an unknown kind.
+        """
+        self.embeds, self._source = embeds, source
         self.address = address if "://" in address else str(Path(address).resolve())
         self.store = _name(name or collection.rpartition(".")[2])
         self.settings = read_settings()
@@ -123,22 +127,26 @@ class Source:
         )
 
     def connect(self, client: Client, undo: ExitStack) -> None:
-        """Connect the store, and register the encoder STORE-old of its vectors.
+        """Connect the store, and register the encoder of its vectors, else one named STORE-old.
 
         Raises the errors of the client and typer.BadParameter.
         """
         from anchorage_client import AnchorageError
 
         old, made = f"{self.store}-old", undo.enter_context(ExitStack())
-        is_new = self.store not in {row["name"] for row in client.stores.list()}
+        known = {row["name"]: row["encoder"] for row in client.stores.list()}
+        is_new = self.store not in known
+        if self._source and is_new:
+            old = find_encoder(client, self._source, made)
+        elif self._source and known[self.store] != _name(self._source):
+            warn(f"{self.store} is connected, with vectors of {known[self.store]}: no `--source`.")
         is_new_encoder = is_new and old not in {row["name"] for row in client.encoders.list()}
         if is_new_encoder:
             client.encoders.create(old, dim=self._dim or self._check())
             made.callback(client.encoders.delete, old)
             warn(
-                f"The model of its vectors is called {old}. The service does not run it: until the "
-                "cutover, a name of the store gives translations. If it can run, stop: anchorage "
-                f"encoders add {old} --model MODEL"
+                f"The service does not run the model of its vectors, called {old}: until the "
+                "cutover, a name of the store gives translations. If it can run, pass --source."
             )
         try:
             space = client.stores.create(self.store, encoder=old, **self.place)["space"]
@@ -191,14 +199,14 @@ class Source:
         return facts.dim
 
 
-def find_target(client: Client, target: str, undo: ExitStack) -> str:
-    """Return the name of the target; a model that sentence-transformers loads becomes one."""
+def find_encoder(client: Client, wanted: str, undo: ExitStack) -> str:
+    """Return the name of an encoder; a model that sentence-transformers loads becomes one."""
     known = {row["name"] for row in client.encoders.list()}
-    name = _name(target.rstrip("/").rpartition("/")[2])
-    if target in known:
-        return target
-    warn(f"No encoder is named {target}: the service loads this model, which takes a while.")
-    client.encoders.get_or_create(name, kind="sentence-transformers", model=target)
+    name = _name(wanted.rstrip("/").rpartition("/")[2])
+    if wanted in known:
+        return wanted
+    warn(f"No encoder is named {wanted}: the service loads this model, which takes a while.")
+    client.encoders.get_or_create(name, kind="sentence-transformers", model=wanted)
     if name not in known:
         undo.callback(client.encoders.delete, name)
     return name

@@ -130,11 +130,13 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
     if move is not None and move.state == MigrationState.cut_over:
         encoder = move.row.target
     searching = [row.encoder]
+    is_interrupted = move is not None and move.is_interrupted
     if move is not None and move.row.ended_at is None and move.state != MigrationState.planned:
-        searching.insert(0, move.row.target)
+        searching = [] if is_interrupted else [move.row.target, row.encoder]
     values = {
         "searchers": [each.name for each in searching if each.modality == "text" and each.model],
         "move": move,
+        "is_interrupted": is_interrupted,
         "active": move is not None and move.row.ended_at is None,
         "later": moves[0] if moves and moves[0] != move else None,
         "encoder": encoder,

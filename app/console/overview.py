@@ -61,7 +61,7 @@ def show_overview(request: Request, services: Svc, project: Reads) -> Response:
 
 def next_call(move: MigrationStatus) -> str | None:
     """Returns the call that brings a migration on; None while a job works, and after a cutover."""
-    if len(move.next) == 1 and not move.is_busy:  # it was interrupted
+    if move.is_interrupted:
         return move.next[0]
     if move.state == MigrationState.cut_over:  # both ways are open, and a person must look first
         return None

@@ -80,7 +80,7 @@ PROBLEMS: dict[str, str] = {
 def say_state(move: MigrationStatus) -> str:
     """Returns where a migration is, in a sentence or two."""
     if move.job is None or not move.is_busy:
-        if move.row.ended_at is None and len(move.next) == 1:
+        if move.is_interrupted:
             button = CALLS[move.next[0]].button
             return f"{button} was interrupted. Press it again to complete it."
         if move.state == MigrationState.finished and not has_cutover(move.row.store.kind):

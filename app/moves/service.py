@@ -70,6 +70,11 @@ class MigrationStatus:
         return MigrationState(self.row.state)
 
     @property
+    def is_interrupted(self) -> bool:
+        """Return whether a step must be called again to complete it."""
+        return queries.STEP in self.row.position and not self.is_busy
+
+    @property
     def next(self) -> list[str]:
         """Return the calls that are possible now, the most likely first."""
         return next_calls(self.row, busy=self.is_busy)
@@ -275,7 +280,7 @@ def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongStat
     calls = next_calls(row, busy=busy)
     advice = f" Call `{calls[0]}`." if calls else " It has ended: plan another."
     if row.state == MigrationState.cut_over:
-        advice = " Call `finish`, which deletes the old vectors, or `rollback`."
+        advice = " Call `rollback`, or `finish`, which deletes the old vectors for good."
     if call == "rollback" and row.state != MigrationState.finished:
         advice = " Nothing is cut over: clients see the old vectors."
     elif call == "rollback":

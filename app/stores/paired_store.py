@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from app.errors import StoreChanged, StoreUnavailable, StoreUnsupported
+from app.errors import MigrationActive, StoreChanged, StoreUnavailable, StoreUnsupported
 from app.stores.answers import MAX_CONTENT_BYTES, read_parts, rows_a_read
 from app.stores.common import as_json, attempts, find_text, page_of, rows_checksum
 from app.stores.port import (
@@ -239,6 +239,17 @@ class PairedStore(Store):
         facts, problem = self.facts_of(place), self.copy_problem(place)
         notes = (problem or NOT_COMPARED, *facts.notes)
         return replace(facts, can_migrate=problem is None, notes=notes)
+
+    def require_dim(self, dim: int) -> None:
+        self.refuse_others(None)
+
+    def refuse_others(self, own: str | None) -> None:
+        """Raises MigrationActive while the collection has another migration than this one."""
+        if (tag := self.find_sides().tag) not in (None, own):
+            raise MigrationActive(
+                f"The collection has another migration, {tag}. Finish or abandon it first, in the "
+                "service that began it."
+            )
 
     def sample(self, count: int, seed: int = 0) -> Page:
         place = self.find_sides().old

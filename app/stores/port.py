@@ -294,7 +294,9 @@ class Store(ABC):
         return "Build the index of the new vectors anew with larger settings."
 
     def require_dim(self, dim: int) -> None:  # noqa: B027 (few stores have a limit)
-        """Raises StoreUnsupported where new vectors cannot have this dimension."""
+        """Raises StoreUnsupported where new vectors cannot have this dimension, StoreRefused and
+        MigrationActive where the collection has a migration already.
+        """
 
     @abstractmethod
     def close(self) -> None:

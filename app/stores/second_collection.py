@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import MigrationActive, StoreChanged, StoreUnsupported, WrongState
+from app.errors import StoreChanged, StoreUnsupported, WrongState
 from app.stores.paired_store import PairedStore, Phase, Sides, StoredRow, stack_rows
 from app.stores.port import (
     Changes,
@@ -58,11 +58,7 @@ class SecondCollection(Migration):
     # --- filling ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        other = self._store.find_sides().tag
-        if other not in (None, self._tag):
-            raise MigrationActive(
-                f"The collection has another migration, {other}. Finish or abandon it first."
-            )
+        self._store.refuse_others(self._tag)
         sides = self._store.find_sides(self._tag)
         self._filling = sides.phase in ("none", "open")
         if sides.new is None:

@@ -144,14 +144,19 @@ def new_type(layout: PgLayout, location: StoreLocation, dim: int) -> str:
     return type_name
 
 
+def another_migration(tag: str) -> StoreRefused:
+    """Return the error of a table, or of other rows of it, that another migration has."""
+    return StoreRefused(
+        f"Another migration, {tag}, is in progress on the table. Finish or abandon it first, in "
+        "the service that began it. If none knows it, the script on the page about pgvector "
+        "removes it."
+    )
+
+
 def require_same(layout: PgLayout, tag: str, dim: int) -> None:
     """Raises StoreChanged if the table differs from what `prepare` found."""
     if layout.state.tag != tag:
-        raise StoreRefused(
-            f"Another migration, {layout.state.tag}, is in progress on the table. Finish or "
-            "abandon it first. If no service knows it, the script on the page about pgvector "
-            "removes it."
-        )
+        raise another_migration(layout.state.tag)
     prepared = layout.table("new").dim
     if prepared not in (dim, None):
         raise StoreChanged(

@@ -22,11 +22,11 @@ from app.errors import (
     DimensionMismatch,
     NonFinite,
     StoreChanged,
-    StoreRefused,
     StoreUnavailable,
     WrongState,
 )
 from app.stores.pgvector.checks import (
+    another_migration,
     new_type,
     require_capture,
     require_no_obstacles,
@@ -340,10 +340,7 @@ class PgNewVectors(Migration):
             # Refused by the server where row security hides rows from the role.
             connection.run("SELECT FROM {} LIMIT 0", layout.seen.identifier)
             for other in states_of(layout.seen):  # of other rows of the table
-                raise StoreRefused(
-                    f"Another migration, {other.tag}, is in progress on the table. Finish or "
-                    "abandon it first."
-                )
+                raise another_migration(other.tag)
             self._create_second(layout)
             state = PgState(self.tag, "prepared", layout.seen.name, where=layout.seen.where)
             layout = replace(layout, moving=state)

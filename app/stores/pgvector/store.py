@@ -14,14 +14,14 @@ from psycopg import sql
 from app.errors import DimensionMismatch, InvalidOption, StoreUnsupported
 from app.stores.answers import MAX_TEXT
 from app.stores.common import rows_checksum
-from app.stores.pgvector.checks import find_obstacles, new_type
+from app.stores.pgvector.checks import another_migration, find_obstacles, new_type
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
 from app.stores.pgvector.filtered import PgFilteredMigration, require_room
 from app.stores.pgvector.filters import where
 from app.stores.pgvector.indexes import SearchIndex, search_index
 from app.stores.pgvector.mentions import find_mentions
 from app.stores.pgvector.migration import PgMigration
-from app.stores.pgvector.tables import PgLayout, PgTable, load_layout, stack_vectors
+from app.stores.pgvector.tables import PgLayout, PgTable, load_layout, stack_vectors, states_of
 from app.stores.port import (
     Capabilities,
     Cursor,
@@ -117,6 +117,8 @@ class PgvectorStore(Store):
 
     def require_dim(self, dim: int) -> None:
         with self._open("to describe the table") as layout:
+            for other in states_of(layout.seen):
+                raise another_migration(other.tag)
             if layout.seen.selected is None:
                 new_type(layout, self.location, dim)
             else:

@@ -71,7 +71,10 @@ class AsyncTransport:
         self.retries = USUAL_RETRIES if retries is None else retries
         #: whether a first request may wait for a service that does not listen yet
         self._patient = retries is not None
-        self.http = httpx2.AsyncClient(base_url=url.rstrip("/"), timeout=timeout, headers=own)
+        try:
+            self.http = httpx2.AsyncClient(base_url=url.rstrip("/"), timeout=timeout, headers=own)
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"The URL {url!r} is wrong: {error}") from None
 
     async def aclose(self) -> None:
         """Close the connections."""

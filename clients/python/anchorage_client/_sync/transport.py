@@ -70,7 +70,10 @@ class Transport:
         self.retries = USUAL_RETRIES if retries is None else retries
         #: whether a first request may wait for a service that does not listen yet
         self._patient = retries is not None
-        self.http = httpx2.Client(base_url=url.rstrip("/"), timeout=timeout, headers=own)
+        try:
+            self.http = httpx2.Client(base_url=url.rstrip("/"), timeout=timeout, headers=own)
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"The URL {url!r} is wrong: {error}") from None
 
     def close(self) -> None:
         """Close the connections."""
