@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,9 @@ FEW_CHANGES = 20
 
 #: least cosine of two vectors that count as equal: stores round to float16
 EQUAL_COSINE = 1 - 1e-4
+
+#: largest relative difference of the lengths of two such vectors
+EQUAL_LENGTH = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +176,29 @@ class MigrationContext:
         mapped = (maps.backward if back else maps.forward).map_rows(vectors)
         return NewRows(mapped.vectors, 0, np.flatnonzero(mapped.undirected))
 
+    def carry(self, ids: Sequence[StoreId], vectors: StoreVectors, *, back: bool) -> NewRows:
+        """Translate rows that clients wrote. Those of a store that does not say what was written
+        keep the vector of the other side while both are translations of each other: it was
+        another field.
+        """
+        made = self.translate(vectors, back=back)
+        if self.store.capabilities.captures_writes or self.maps is None:
+            return made
+        there = self.store.fetch(ids, "old" if back else "new")
+        place = {each: number for number, each in enumerate(ids)}
+        places = np.array([place[each] for each in there.ids], dtype=np.intp)
+        partners = self.translate(there.vectors, back=not back).vectors
+        same = self.are_equal(partners, vectors[places])
+        same |= self.are_equal(made.vectors[places], there.vectors)
+        made.vectors[places[same]] = there.vectors[same]
+        return replace(made, missing=np.setdiff1d(made.missing, places[same]))
+
+    def are_equal(self, x: StoreVectors, y: StoreVectors) -> NDArray[np.bool_]:
+        """Return which rows of both are equal, in length too where the store compares lengths."""
+        lengths = np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1)
+        close = np.isclose(*lengths, rtol=EQUAL_LENGTH) | (not self.row.store.by_product)
+        return np.asarray(close & (cosines(x, y) >= EQUAL_COSINE))
+
     def correct(self, seen: Page, *, after_cutover: bool) -> StoreVectors:
         """Replace vectors that clients see and that are not those of their rows' texts.
 
@@ -244,9 +271,11 @@ class MigrationContext:
 
     def _make(self, changes: Changes, after_cutover: bool) -> NewRows:
         """Return the vectors of changed rows on the other side. One of an unchanged text stays."""
-        make = self.make_old if after_cutover else self.make_new
+        make: Any = self.make_old if after_cutover else self.make_new
+        if (self.old if after_cutover else self.embedder) is None:
+            make = partial(self.carry, back=after_cutover)
         if self.embedder is None or not changes.same_text:
-            return make(changes.ids, changes.vectors)
+            return cast("NewRows", make(changes.ids, changes.vectors))
         kept = self.store.fetch(changes.same_text, "old" if after_cutover else "new")
         known = {each: row for row, each in enumerate(kept.ids)}
         is_known = np.array([each in known for each in changes.ids])

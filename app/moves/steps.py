@@ -126,7 +126,7 @@ def _change_store(move: MigrationContext, held: Lease, step: str) -> dict[str, A
             known = held.position.get(WINDOW, {"ids": [], "until": 0.0})
             merged = list(dict.fromkeys([*known["ids"], *ids]))
             held.save(position={**held.position, WINDOW: {**known, "ids": merged}})
-        return move.translate(vectors, back=step == "rollback").vectors  # at once: writes wait
+        return move.carry(ids, vectors, back=step == "rollback").vectors  # at once: writes wait
 
     if step == "cutover":
         return {step: {"pause_s": move.live.cutover(translate)}}

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.context import Services
 from app.db import tables
 from app.errors import StoreUnsupported
 from app.jobs.progress import Progress
 from app.jobs.worker import JobResult
-from app.moves.context import EQUAL_COSINE, FEW_CHANGES, MigrationContext, cosines, open_migration
+from app.moves.context import FEW_CHANGES, MigrationContext, cosines, open_migration
 from app.moves.lease import Lease
 from app.moves.sync import drain_held
 from app.stores.port import HearRows, Hits, Metric, Migration, Search, Side, StoreId, StoreVectors
@@ -33,9 +32,6 @@ MAX_LOOKS = 3
 VERIFY_QUERIES = 100
 VERIFY_K = 10
 QUERIES_AT_ONCE = 10
-
-#: largest difference of two lengths that count as equal, relatively: stores round to float16
-EQUAL_LENGTH = 1e-2
 
 #: time after which no further queries are searched: one exact search may take seconds
 VERIFY_INDEX_S = 60.0
@@ -210,20 +206,13 @@ def compare_rows(move: MigrationContext, ids: Sequence[StoreId]) -> tuple[int, l
     partners = [place[old.ids[number]] for number in paired]
     same = np.zeros(len(old.ids), np.bool_)
     found, expected = new.vectors[partners], forward.vectors[paired]
-    same[paired] |= _equal(move, found, expected)
+    same[paired] |= move.are_equal(found, expected)
     if "cutover" in move.row.found:  # a row that a client wrote since has an old vector made of it
         back = move.make_old([old.ids[number] for number in paired], found)
-        same[paired] |= _equal(move, old.vectors[paired], back.vectors)
+        same[paired] |= move.are_equal(old.vectors[paired], back.vectors)
     right = int(same.sum())
     same[forward.missing] = True
     return right, [each for number, each in enumerate(old.ids) if not same[number]]
-
-
-def _equal(move: MigrationContext, x: StoreVectors, y: StoreVectors) -> NDArray[np.bool_]:
-    """Return which rows of both are equal, in length too where the store compares lengths."""
-    lengths = np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1)
-    close = np.isclose(*lengths, rtol=EQUAL_LENGTH) | (not move.row.store.by_product)
-    return np.asarray(close & (cosines(x, y) >= EQUAL_COSINE))
 
 
 def check_index(move: MigrationContext, least: float, report: Any) -> Check:

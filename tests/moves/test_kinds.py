@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from qdrant_client import models
@@ -14,15 +15,15 @@ from app.context import Services
 from app.errors import StoreChanged
 from app.moves import steps
 from app.stores.handles import StoreAddress
-from app.stores.port import StoreLocation
+from app.stores.port import Search, StoreLocation
 from app.stores.schemas import NewStore
 from app.stores.service import create_store
 from tests.helpers import CONTEXT, PROJECT, create_encoder
 from tests.moves.moving import Table
-from tests.stores.cases.base import Rows
+from tests.stores.cases.base import LiveStoreCase, Rows
 from tests.stores.cases.chroma import ChromaFolderCase
 from tests.stores.cases.qdrant import LocalQdrantCase
-from tests.stores.moving import NEW_DIM, OLD_DIM, rows, translate
+from tests.stores.moving import NEW_DIM, OLD_DIM, every, rows, translate
 
 
 def connect(services: Services, location: StoreLocation, some: Rows) -> Table:
@@ -70,6 +71,37 @@ def test_a_vector_that_a_client_adds_to_qdrant_stops_only_the_cutover(
     steps.take_step(on_sqlite, CONTEXT, moving.id, "abandon")
     with case.visit(location) as client:
         assert [each.name for each in client.get_collections().collections] == ["items-1"]
+    on_sqlite.stores.close()
+
+
+@pytest.mark.parametrize(
+    "case", [ChromaFolderCase(), LocalQdrantCase()], ids=lambda each: each.kind
+)
+def test_a_change_of_another_field_leaves_both_vectors_through_every_switch(
+    on_sqlite: Services, tmp_path: Path, case: LiveStoreCase
+) -> None:
+    some = rows(case, 300)
+    lengths = np.linspace(0.5, 4, 300, dtype=np.float32)[:, None]
+    location = case.fill(tmp_path, replace(some, vectors=some.vectors * lengths))
+    moving = connect(on_sqlite, replace(location, text_field=None), some).plan()
+    for action in ("run", "verify"):
+        assert moving.do(action).state == "succeeded"
+    store = on_sqlite.stores.open(on_sqlite.stores.location(moving.row.store))
+    sides = [dict(zip(*every(store, side, 1000), strict=True)) for side in ("old", "new")]
+    store.search(Search(some.vectors[:1], 3))  # after which a folder of Qdrant answers otherwise
+    moving.do("verify")
+    assert moving.now.row.found["verify"]["passed"], moving.now.row.found["verify"]
+    for number, step in enumerate(("cutover", "rollback", "cutover", "rollback")):
+        steps.take_step(on_sqlite, CONTEXT, moving.id, step)
+        for each in some.ids[number * 50 : number * 50 + 50]:
+            case.change_text(location, each, "another")
+        if number % 2:  # else the next switch brings them to the other side
+            moving.do("sync")
+    assert moving.now.row.position["applied"] >= 150
+    for side, before in zip(("old", "new"), sides, strict=True):
+        now = dict(zip(*every(store, side, 1000), strict=True))
+        differences = [float(np.abs(now[each] - before[each]).max()) for each in some.ids]
+        assert max(differences) < 1e-6
     on_sqlite.stores.close()
 
 

@@ -50,6 +50,9 @@ COPIED_SETTINGS = (
     "id_tracker",
 )
 
+#: largest difference from 1 of the length of a unit vector, which a server may keep as float16
+ROUNDED_LENGTH = 1e-3
+
 LENGTHS_LOST = StoreNote(
     "lengths-lost",
     "A server stores unit vectors in a Cosine collection: their lengths, which no search sees, are "
@@ -338,6 +341,10 @@ def _row(record: Any, place: QdrantPlace, content: bool) -> StoredRow:
     named = {name: each for name, each in named.items() if each is not None}
     value = named.pop(place.vector, None)
     vector = None if value is None else np.asarray(value, np.float32)
+    if vector is not None and place.dense[place.vector].distance == models.Distance.COSINE:
+        # As a server stores it. A search in local mode changes what the next read returns.
+        length = float(np.linalg.norm(vector))
+        vector = vector / length if abs(length - 1.0) > ROUNDED_LENGTH and length else vector
     if not content:
         return StoredRow(id, vector)
     # Of other Cosine vectors only the presence counts: a copy scales them to unit length again,
