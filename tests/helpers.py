@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sqlalchemy import select
 from torch import Tensor
 
 from app.context import RequestContext, Services
@@ -62,6 +63,13 @@ def run(services: Services, job: tables.JobRow, **more: Any) -> tables.JobRow:
 
 #: what `another_process` made in the present test
 OTHER_PROCESSES: list[Services] = []
+
+
+def audited(services: Services) -> list[tables.AuditRow]:
+    """The rows of the audit log, the newest first."""
+    with services.db.transaction() as session:
+        query = select(tables.AuditRow).where(tables.AuditRow.project == PROJECT)
+        return list(session.scalars(query.order_by(tables.AuditRow.created_at.desc())))
 
 
 def another_process(services: Services, **settings: Any) -> Services:

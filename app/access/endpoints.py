@@ -1,17 +1,17 @@
-"""/api-keys and /audit: keys and the audit log of a project, for keys with the scope admin."""
+"""/api-keys: the keys of a project, for keys with the scope admin."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.access import queries as access
 from app.access import service as api_keys
 from app.http.bodies import json_body
-from app.http.deps import AdminContext, Administers, Limit, Moment, Svc
+from app.http.deps import AdminContext, Administers, Moment, Svc
 from app.http.fields import Body, RowModel
 from app.http.problems import documented
 from app.types import Scope
@@ -67,25 +67,6 @@ class ApiKeyPage(BaseModel):
     api_keys: list[ApiKey] = Field(description="The keys, including expired and revoked ones.")
 
 
-class AuditEntry(RowModel):
-    """One change in the project."""
-
-    at: datetime = Field(validation_alias="created_at", description="When it happened.")
-    action: str = Field(description="What was done, such as `create` or `delete`.")
-    resource: str = Field(description="Kind of the resource, such as `anchor-set`.")
-    name: str = Field(description="Name or id of the resource.")
-    key_id: str | None = Field(
-        description="Id of the key that was used. Null without keys, and for the command line."
-    )
-    origin: str = Field(description="Id of the request, id of the job, or the command line.")
-
-
-class AuditPage(BaseModel):
-    """Changes, newest first."""
-
-    writes: list[AuditEntry] = Field(description="One page of changes.")
-
-
 @router.post(
     "/api-keys",
     status_code=201,
@@ -127,19 +108,3 @@ def revoke_api_key(id: KeyId, request: Request, services: Svc, context: AdminCon
     api_keys.revoke_key(services, context, id)
     if (key_ring := request.app.state.keys) is not None:
         key_ring.forget(id)
-
-
-@router.get("/audit", summary="List changes", responses=documented(422))
-def list_writes(
-    services: Svc,
-    project: Administers,
-    before: Annotated[
-        Moment | None,
-        Query(description="Only changes before this moment: `at` of the previous page's last one."),
-    ] = None,
-    limit: Limit = 100,
-) -> AuditPage:
-    """Returns the project's changes from the audit log, newest first."""
-    with services.db.transaction() as session:
-        rows = access.audit(session, project, before=before, limit=limit)
-        return AuditPage(writes=[AuditEntry.model_validate(row) for row in rows])

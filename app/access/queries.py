@@ -1,4 +1,4 @@
-"""Queries of API keys and the audit log."""
+"""Queries of API keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.db.session import changed_rows
-from app.db.tables import ApiKeyRow, AuditRow
+from app.db.tables import ApiKeyRow
 from app.errors import NotFound
 
 
@@ -45,18 +45,3 @@ def has_usable_key(session: Session, *, now: datetime) -> bool:
 
 def touch_key(session: Session, key_id: str, *, now: datetime) -> None:
     changed_rows(session, update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(last_used_at=now))
-
-
-def audit(
-    session: Session, project: str, *, before: datetime | None, limit: int
-) -> Sequence[AuditRow]:
-    """Return audit rows written before a moment, the newest first."""
-    query = (
-        select(AuditRow)
-        .where(AuditRow.project == project)
-        .order_by(AuditRow.created_at.desc(), AuditRow.id)
-        .limit(limit)
-    )
-    return session.scalars(
-        query if before is None else query.where(AuditRow.created_at < before)
-    ).all()

@@ -62,8 +62,12 @@ Fill = Literal["embed", "translate"] | None
 #: states after a switch, with its call, and whose vectors clients see
 SWITCHES = (("cut-over", "cutover", "target"), ("rolled-back", "rollback", "source"))
 
-#: the calls that change what clients see
+#: the calls that change what clients see, and what these do meanwhile, by the kind of the store
 CUTOVER_CALLS = ("cutover", "rollback")
+SWITCH_WORDS = {
+    "pgvector": "It may take a minute.",
+    "chroma": "Stop writes until it answers; then let clients open the collection again.",
+}
 
 #: what a run counts, as `migrate status` says it
 COUNTS = {
@@ -147,7 +151,7 @@ def migrate(
         embeds = target is not None and fill != "translate" and anchor_set is None
         place = Source(source, kind, table, store_name or name, old, embeds=embeds, **fields)
     elif kind or name or store_name or "/" in source:
-        raise typer.BadParameter("Pass --table with the name of the table or collection.")
+        raise typer.BadParameter("Pass --table or --collection with its name.")
     elif old or any(fields.values()):
         raise typer.BadParameter(
             f"{source} is connected, and keeps its encoder and fields. To change them, disconnect "
@@ -217,7 +221,7 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
             if name in ("run", "verify", "sync"):
                 _complete(found, name, as_json)
             else:
-                _warn_of_switch(client, found, name)
+                _warn_of_switch(found, name)
                 getattr(found, name)()
             _report(found.data, as_json)
             if name == "verify":
@@ -226,23 +230,9 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
     return step
 
 
-def _warn_of_switch(client: Client, found: Migration, name: str) -> None:
+def _warn_of_switch(found: Migration, name: str) -> None:
     if name in found.next and name in CUTOVER_CALLS:
-        is_sql = client.stores.get(found.data["store"])["kind"] == "pgvector"
-        warn("It may take a minute." if is_sql else "Stop writes until it answers.")
-
-
-def _cut_over(
-    store: Store,
-    force: Annotated[bool, typer.Option("--force", help="Despite old-size triggers.")] = False,
-    as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-) -> None:
-    with connect(url, store) as client:
-        found = _find(client, store)
-        _warn_of_switch(client, found, "cutover")
-        found.cutover(force=force)
-        _report(found.data, as_json)
+        warn(SWITCH_WORDS.get(found.data["plan"].get("kind"), "Stop writes until it answers."))
 
 
 #: the single steps: what each does, and what a person is asked before it
@@ -260,8 +250,7 @@ STEPS = {
     "abandon": ("Delete the new vectors. The store stays.", "Delete the new vectors of {}?"),
 }
 for _name, (_help, _question) in STEPS.items():
-    _command = _cut_over if _name == "cutover" else _make_step(_name, _question)
-    cli.command(_name, help=_help)(_command)
+    cli.command(_name, help=_help)(_make_step(_name, _question))
 
 
 @cli.command("status")
@@ -335,6 +324,7 @@ def _go_on(migration: Migration, cutover: bool, as_json: bool) -> None:
         _complete(migration, "verify", as_json)
         _require_passed(migration.data, as_json)
     if cutover and "cutover" in migration.next:
+        _warn_of_switch(migration, "cutover")
         migration.cutover()
     _report(migration.data, as_json)
     done = ("cut-over",) if cutover else ("filled", "cut-over", "rolled-back")

@@ -33,7 +33,7 @@ REFUSED = 2
 
 #: fields of requests that are options of commands, each perhaps with its value
 OPTIONS = (
-    "text_field|vector_field|id_field|anchor_set|fill|force|force_space|max_price|texts_per_minute|"
+    "text_field|vector_field|id_field|anchor_set|fill|force_space|max_price|texts_per_minute|"
     "price_per_million_tokens|rows_per_second|kind|address|collection|encoder|target|dim|model"
 )
 #: calls of the API and other words of it, and those of commands
@@ -42,8 +42,8 @@ CALLS = {
     r"""addresses \2, and not '\1'. Start it again with ANCHORAGE_STORES='{"\1": "URL"}' too.""",
     r"`options\.url`": "`--endpoint`",
     r" Add it to the body\.": " Add it.",
-    r"`anchor_set` is missing\. Name a set that the store's encoder and `target` embedded": "Pass "
-    "`--anchor-set` of the encoder and the store's (`anchorage anchors list`)",
+    r"`anchor_set` is missing\. Name a set that the store's encoder and `target` embedded": "First "
+    "`anchorage migrate STORE`, or pass `--anchor-set` of both (`anchorage anchors list`)",
     r"Send the encoder's vectors, or name an encoder that it runs\.": "Pass `--by` with an encoder "
     "that it runs, and `--anchor-set`, or first migrate the store.",
     r"POST /encoders(?![/\w])": "`anchorage encoders add`",
@@ -55,9 +55,8 @@ CALLS = {
     r"GET /(encoders|stores)(?![/\w])": r"`anchorage \1 list`",
     r"GET /anchor-sets/([\w.-]*\w)/report": r"`anchorage anchors report \1`",
     r"PUT /anchor-sets/([\w.-]+)/\w+/([\w.-]*\w)": r'`client.anchor_sets.put("\1", "\2", ...)`',
+    r"send `force: true`": "call `cutover(force=True)` of the Python client",
     r"POST /(compare|evaluate)(?![/\w])": r"`\1` of the Python client",
-    r"(with `(?:address|collection)` .*) Take another name, leave the field out, or delete the "
-    r"old one first\.": r"\1 To move this one too, pass `--store` with another name.",
 }
 STEP = re.compile(r"`(run|verify|sync|cutover|rollback|finish|abandon|pause)`")
 FIELD = re.compile(rf"`({OPTIONS})(?:: ([\w-]+))?`")

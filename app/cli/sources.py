@@ -134,12 +134,12 @@ class Source:
         from anchorage_client import AnchorageError
 
         old, made = f"{self.store}-old", undo.enter_context(ExitStack())
-        known = {row["name"]: row["encoder"] for row in client.stores.list()}
+        known = {row["name"]: row for row in client.stores.list()}
         is_new = self.store not in known
         if self._source and is_new:
             old = find_encoder(client, self._source, made)
-        elif self._source and known[self.store] != _name(self._source):
-            warn(f"{self.store} is connected, with vectors of {known[self.store]}: no `--source`.")
+        elif self._source and (is_now := known[self.store]["encoder"]) != _name(self._source):
+            warn(f"{self.store} is connected, with vectors of {is_now}: --source changes nothing.")
         is_new_encoder = is_new and old not in {row["name"] for row in client.encoders.list()}
         if is_new_encoder:
             client.encoders.create(old, dim=self._dim or self._check())
@@ -152,8 +152,16 @@ class Source:
             space = client.stores.create(self.store, encoder=old, **self.place)["space"]
         except AnchorageError as error:
             if error.code == "name-taken":  # it must be the same place
+                there = known[self.store]
                 here = {**self.place, "address": error.problem["address"]}
-                client.stores.get_or_create(self.store, **here)
+                other = [
+                    name for name, each in here.items() if each not in (None, there.get(name, each))
+                ]
+                if other:
+                    raise typer.BadParameter(
+                        f"{self.store} is connected already, with another {' and '.join(other)}. "
+                        "To move this one too, pass `--store` with another name."
+                    ) from None
                 return
             if error.code != "address-not-listed":
                 raise

@@ -17,6 +17,7 @@ from app.errors import AnchorageError
 from app.http.deps import PathName, ReadContext, Reads, Svc
 from app.http.fields import NAME_PATTERN
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
+from app.moves.service import list_migrations
 from app.search.advice import AdviceFacts, advise
 from app.search.schemas import StoreSearchRequest
 from app.search.service import search_store
@@ -62,7 +63,10 @@ async def show_hits(
     field = row.options.get("text_field")
     texts = [shown_text(field, each)[:TEXT_SHOWN] for each in found["payloads"]]
     hits = list(zip(found["ids"], found["scores"], texts, strict=True))
-    return render(request, "store_hits.html", hits=hits, answer=answer, encoder=encoder)
+    moves = await run_in_threadpool(list_migrations, services, context.project, store=name)
+    sides = bool(moves) and moves[0].row.ended_at is None
+    template = "store_hits.html"
+    return render(request, template, hits=hits, answer=answer, encoder=encoder, has_sides=sides)
 
 
 @router.get(f"{STORE_PAGE}/verdict")

@@ -81,8 +81,9 @@ def say_state(move: MigrationStatus) -> str:
     """Returns where a migration is, in a sentence or two."""
     if move.job is None or not move.is_busy:
         if move.is_interrupted:
-            button = CALLS[move.next[0]].button
-            return f"{button} was interrupted. Press it again to complete it."
+            button, is_switch = CALLS[move.next[0]].button, move.next[0] in ("cutover", "rollback")
+            until = " Until then, clients may get errors." if is_switch else ""
+            return f"{button} was interrupted. Press it again.{until}"
         if move.state == MigrationState.finished and not has_cutover(move.row.store.kind):
             place, id_ = EMBEDDED[move.row.store.kind], move.row.id[:8]
             return f"Your application opens the new {place}, whose name has {id_}. {KEPT_EMBEDDED}"

@@ -104,6 +104,7 @@ def plan_migration(
     asks = bool(reading.texts) and not compare_once(services, context, store.encoder, target, store)
     plan: dict[str, Any] = {
         "store": wanted.store,
+        "kind": store.kind,
         "source": store.encoder.name,
         "target": target.name,
         "fill": fill,

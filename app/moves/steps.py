@@ -100,9 +100,11 @@ def take_step(
                     "Clients write faster than their texts are embedded, or hold rows in open "
                     "transactions. End these, and try again in a minute."
                 )
+        resumes = STEP in held.position  # nobody knows how long clients have waited
         held.save(unchanged=found.row, position={**held.position, STEP: step})
         try:
             news = _change_store(move, held, step)
+            news = {name: {"pause_s": None} for name in news} if resumes else news
         except AnchorageError as error:
             # An unavailable store may have done it, or not, unless its error excludes it.
             if not isinstance(error, Unavailable) or is_unchanged(error):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from app.access import audit
-from app.access import queries as access
 from app.access import service as api_keys
 from app.anchors import service as anchor_sets
 from app.context import RequestContext
@@ -18,7 +17,7 @@ from app.jobs.worker import Leases
 from app.translate import fit as translators
 from app.translate.maps import FitRequest
 from app.types import JobKind, Scope
-from tests.helpers import CONTEXT, PROJECT, create_encoder
+from tests.helpers import CONTEXT, PROJECT, audited, create_encoder
 
 KEY_ID = "k" * 32
 
@@ -48,9 +47,7 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked_servi
     submission.cancel_job(services, REQUEST, job.id)
     key, _ = api_keys.create_key(services, REQUEST, name="k", scopes=[Scope.read])
     api_keys.revoke_key(services, REQUEST, key.id)
-    with services.db.transaction() as session:
-        rows = access.audit(session, PROJECT, before=None, limit=99)
-    rows = [row for row in reversed(rows) if row.origin == "request 1"]
+    rows = [row for row in reversed(audited(services)) if row.origin == "request 1"]
     assert {row.key_id for row in rows} == {KEY_ID}
     assert [(row.action, row.resource, row.name) for row in rows] == [
         ("create", "encoder", "c"),
@@ -77,6 +74,5 @@ def test_what_a_job_makes_is_noted_in_the_jobs_name(services):
         return runner.JobResult({}, lambda session: audit.record_audit(session, *made))
 
     runner.run_next(services, {JobKind.bootstrap: run}, Leases(services))
-    with services.db.transaction() as session:
-        row = access.audit(session, PROJECT, before=None, limit=1)[0]
+    row = audited(services)[0]
     assert (row.name, row.origin, row.key_id) == ("made", f"job {job.id}", None)

@@ -8,7 +8,7 @@ import re
 from sqlalchemy import select
 
 from app.access import service as api_keys
-from app.db.tables import Base
+from app.db.tables import AuditRow, Base
 
 PUBLIC = {("GET", "/livez"), ("GET", "/readyz")}
 
@@ -48,7 +48,7 @@ OPERATIONS = {
         /aliases/{name}
     """,
     ("write", "PATCH"): "/migrations/{id}",
-    ("admin", "GET"): "/api-keys /audit",
+    ("admin", "GET"): "/api-keys",
     ("admin", "POST"): "/api-keys",
     ("admin", "DELETE"): "/api-keys/{id}",
 }
@@ -116,7 +116,7 @@ def test_a_key_is_shown_once_and_no_answer_row_or_log_line_holds_its_secret(
     assert (answer.status_code, answer.headers["cache-control"]) == (201, "no-store")
     key = answer.json()
     seen = locked.get("/encoders", headers=bearing(key["key"] + "x")).text
-    for path in ("/api-keys", "/audit", "/metrics"):
+    for path in ("/api-keys", "/metrics"):
         seen += locked.get(path, headers=bearing(key["key"])).text
     locked.delete(f"/api-keys/{key['id']}", headers=admin)
     with locked.app.state.services.db.transaction() as session:
@@ -135,11 +135,8 @@ def test_a_key_that_cannot_be_made_is_refused_by_field(client, refused):
     assert client.get("/api-keys").json() == {"api_keys": []}
     # the end of the calendar is no fault of the service
     end = "9999-12-31T23:59:59-14:00"
-    for answer in (
-        client.get("/audit", params={"before": end}),
-        client.post("/api-keys", json={"name": "x", "expires_at": end}),
-    ):
-        assert answer.status_code in (200, 201, 422)
+    answer = client.post("/api-keys", json={"name": "x", "expires_at": end})
+    assert answer.status_code in (201, 422)
 
 
 def test_writes_are_in_the_audit_log_and_a_revoked_key_is_refused_at_once(
@@ -154,14 +151,13 @@ def test_writes_are_in_the_audit_log_and_a_revoked_key_is_refused_at_once(
     refused(locked.get("/encoders", headers=headers), 401, "unauthenticated")
     listed = locked.get("/api-keys", headers=admin).json()["api_keys"]
     assert [each["revoked_at"] is not None for each in listed if each["id"] == id_] == [True]
-    writes = locked.get("/audit", headers=admin).json()["writes"]
     members = ("action", "resource", "name", "key_id", "origin")
-    first, second, *others = [tuple(row[member] for member in members) for row in writes]
+    with locked.app.state.services.db.transaction() as session:
+        rows = session.scalars(select(AuditRow).order_by(AuditRow.created_at.desc())).all()
+        first, second, *others = [tuple(getattr(row, each) for each in members) for row in rows]
     assert first[:3] == ("revoke", "api-key", id_)
     assert second == ("create", "encoder", "x", id_, "made-it")
     assert {row[4] for row in others} == {"command line"}
-    page = {"before": writes[0]["at"], "limit": 1}
-    assert locked.get("/audit", params=page, headers=admin).json()["writes"] == writes[1:2]
 
 
 def test_a_flood_of_wrong_keys_delays_no_key_that_worked(locked, new_key, bearing, monkeypatch):

@@ -101,7 +101,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "is rolled-back" in terminal.ok("migrate", "rollback", "docs")
     np.testing.assert_array_equal(vectors(table), before)
     assert "yes" in terminal.ok("migrate", "verify", "docs")
-    assert "cut-over" in terminal.ok("migrate", "cutover", "docs", "--force")
+    assert "cut-over" in terminal.ok("migrate", "cutover", "docs", "--yes")
     assert "pass --yes" in terminal.run("migrate", "finish", "docs").stderr  # nobody says yes
     near = terminal.refusal("migrate", "finish", "doc")
     assert "no store named 'doc'. Did you mean 'docs'?" in near

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from app.access import queries as access
 from app.anchors import service as anchor_sets
 from app.context import RequestContext
 from app.db import resources, tables
@@ -28,7 +27,7 @@ from app.openai import queries, service
 from app.openai.schemas import EmbeddingsRequest, NewAlias
 from app.stores import service as stores
 from app.translate import fit as translators
-from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, create_encoder, some
+from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, audited, create_encoder, some
 
 OTHERS = RequestContext("somebody else's")
 
@@ -137,9 +136,7 @@ def test_an_alias_of_a_store_is_not_moved_and_goes_when_it_is_deleted(named):
         encoders.delete_encoder(named, CONTEXT, "free")
     service.delete_alias(named, CONTEXT, "x")
     encoders.delete_encoder(named, CONTEXT, "free")
-    with named.db.transaction() as session:
-        rows = access.audit(session, PROJECT, before=None, limit=100)
-    written = [row.action for row in rows if (row.resource, row.name) == ("alias", "x")]
+    written = [row.action for row in audited(named) if (row.resource, row.name) == ("alias", "x")]
     assert written == ["delete", "create"] * 2 + ["delete", "point", "create"]
 
 

@@ -35,7 +35,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "cut_over": stores.Migration.cutover,
     "roll_back": stores.Migration.rollback,
     "revoke_api_key": resources.ApiKeys.delete,
-    "list_writes": Client.audit,
     "livez": Client.live,
     "readyz": Client.ready,
 }

@@ -24,7 +24,7 @@ from anchorage_client._async.resources import (
 )
 from anchorage_client._async.stores import LIMITS, AsyncMigration, AsyncMigrations, AsyncStores
 from anchorage_client._async.translators import AsyncTranslator, AsyncTranslators
-from anchorage_client._async.transport import AsyncTransport, Json, members_of
+from anchorage_client._async.transport import AsyncTransport, Json
 from anchorage_client.errors import ConflictError, reading, rows_from
 from anchorage_client.fields import Role, fit_fields, parts_of, row_parts, text_list, text_parts
 from anchorage_client.progress import ProgressBar
@@ -136,14 +136,6 @@ class AsyncClient(AsyncMeasures):
     async def metrics(self) -> str:
         """Return the metrics in Prometheus' text format."""
         return (await self._transport.send("GET", "/metrics")).text
-
-    async def audit(self, *, before: str | None = None, limit: int = 100) -> list[Json]:
-        """Return the newest recorded writes, for callers with the scope `admin`.
-
-        before  only writes before this moment: the `at` of another write
-        """
-        answer = await self._transport.get("/audit", before=before, limit=limit)
-        return members_of(answer, "writes")
 
     async def rerank(
         self,

@@ -76,7 +76,7 @@ class AsyncStores(AsyncResource):
         self,
         name: str,
         *,
-        target: str,
+        target: str | None = None,
         anchor_set: str | None = None,
         queries: VectorsLike | None = None,
         inputs: Sequence[str] | None = None,
@@ -96,10 +96,15 @@ class AsyncStores(AsyncResource):
     ) -> Rankings:
         """Search a store with the vectors or inputs of another encoder.
 
+        target  default: the target of its migration, else its own encoder
         filter  in the store's own language: `{"published": {"$gt": "2020-01-01"}}` for pgvector,
                 the text `"published > '2020-01-01'"` for LanceDB
         native  most candidates of each query whose texts the new encoder embeds
         """
+        if target is None:
+            path = f"/migrations?store={segment(name)}&limit=1"
+            moves = members_of(await self._transport.get(path), "migrations")
+            target = moves[0]["target"] if moves else (await self.get(name))["encoder"]
         body = {
             "target": target,
             "anchor_set": anchor_set,

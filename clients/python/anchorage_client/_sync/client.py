@@ -24,7 +24,7 @@ from anchorage_client._sync.resources import (
 )
 from anchorage_client._sync.stores import LIMITS, Migration, Migrations, Stores
 from anchorage_client._sync.translators import Translator, Translators
-from anchorage_client._sync.transport import Json, Transport, members_of
+from anchorage_client._sync.transport import Json, Transport
 from anchorage_client.errors import ConflictError, reading, rows_from
 from anchorage_client.fields import Role, fit_fields, parts_of, row_parts, text_list, text_parts
 from anchorage_client.progress import ProgressBar
@@ -136,14 +136,6 @@ class Client(Measures):
     def metrics(self) -> str:
         """Return the metrics in Prometheus' text format."""
         return (self._transport.send("GET", "/metrics")).text
-
-    def audit(self, *, before: str | None = None, limit: int = 100) -> list[Json]:
-        """Return the newest recorded writes, for callers with the scope `admin`.
-
-        before  only writes before this moment: the `at` of another write
-        """
-        answer = self._transport.get("/audit", before=before, limit=limit)
-        return members_of(answer, "writes")
 
     def rerank(
         self,
