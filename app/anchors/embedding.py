@@ -215,7 +215,8 @@ def _find_encoders(
     every = [*embeddings, *names]
     if not every or len(set(every)) < len(every) or len(every) > MAX_SET_ENCODERS:
         raise InvalidRequest(
-            f"Name 1 to {MAX_SET_ENCODERS} encoders, each of them once.", field="encoders"
+            f"Name 1 to {MAX_SET_ENCODERS} encoders, each once: with vectors, or to embed.",
+            field="encoders",
         )
     if not inputs.values:
         raise EmptyVectors("Expected at least one input.", field="inputs")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.output import AsJson, answer, print_fields
+from app.cli.output import AsJson, answer, print_fields, warn
 from app.cli.service import DEFAULT_URL, Url, connect
 
 cli = typer.Typer(no_args_is_help=True, help="Make anchors: items that two models have embedded.")
@@ -59,6 +59,9 @@ def add(
             made = client.anchor_sets.create(
                 name, inputs=inputs, encoders=encoder, embeddings=embeddings or None
             )
+        found = client.anchor_sets.report(name)["findings"]
+    for each in (each for each in found if each["severity"] != "info"):
+        warn(f"{each['severity'].upper()} ({each['code']}): {each['detail']}.")
     sentence = f"{name}: {made['size']:,} anchors of {', '.join(made['encoders'])}."
     answer(made, sentence, as_json=as_json)
 

@@ -39,7 +39,7 @@ OPTIONS = (
 #: calls of the API and other words of it, and those of commands
 CALLS = {
     r"`address` is '(.+)', and ANCHORAGE_STORES .*: (.*)\. Send such .*": "The service lists the "
-    r"""addresses \2, and not '\1'. Start it again with ANCHORAGE_STORES='{"\1": "URL"}' too.""",
+    r"""addresses \2, and not '\1'. Add {"\1": "URL"} to ANCHORAGE_STORES, and start it again.""",
     r"`options\.url`": "`--endpoint`",
     r" Add it to the body\.": " Add it.",
     r"`anchor_set` is missing\. Name a set that the store's encoder and `target` embedded": "First "
@@ -57,6 +57,7 @@ CALLS = {
     r"PUT /anchor-sets/([\w.-]+)/\w+/([\w.-]*\w)": r'`client.anchor_sets.put("\1", "\2", ...)`',
     r"send `force: true`": "call `cutover(force=True)` of the Python client",
     r"POST /(compare|evaluate)(?![/\w])": r"`\1` of the Python client",
+    r"([Ss])end `(?=\w+: )": r"\1et `",
 }
 STEP = re.compile(r"`(run|verify|sync|cutover|rollback|finish|abandon|pause)`")
 FIELD = re.compile(rf"`({OPTIONS})(?:: ([\w-]+))?`")

@@ -132,7 +132,7 @@ CALLS: dict[str, CallWords] = {
     "verify": CallWords(
         "Verify",
         "The number of rows, everything but the vectors, a sample of new vectors and what the "
-        "index finds are checked. No row changes.",
+        "index finds are checked. Rows that clients wrote get their other vector first.",
     ),
     "cutover": CallWords(
         "Cut over",

@@ -177,9 +177,9 @@ class MigrationContext:
         return NewRows(mapped.vectors, 0, np.flatnonzero(mapped.undirected))
 
     def carry(self, ids: Sequence[StoreId], vectors: StoreVectors, *, back: bool) -> NewRows:
-        """Translate rows that clients wrote. Those of a store that does not say what was written
-        keep the vector of the other side while both are translations of each other: it was
-        another field.
+        """Translate rows that clients wrote. In a store that does not say what was written, one
+        keeps the vector of the other side while both are translations of each other, or have the
+        same text where texts are embedded: it was another field.
         """
         made = self.translate(vectors, back=back)
         if self.store.capabilities.captures_writes or self.maps is None:
@@ -190,6 +190,9 @@ class MigrationContext:
         partners = self.translate(there.vectors, back=not back).vectors
         same = self.are_equal(partners, vectors[places])
         same |= self.are_equal(made.vectors[places], there.vectors)
+        if self.embedder is not None:  # the vector was made of the text
+            texts = {*self.live.same_text(ids)}
+            same |= np.array([each in texts for each in there.ids], np.bool_)
         made.vectors[places[same]] = there.vectors[same]
         return replace(made, missing=np.setdiff1d(made.missing, places[same]))
 

@@ -58,6 +58,9 @@ from app.types import EncoderKind, MigrationState
 #: how long the store may take to be read
 READING_S = 120.0
 
+#: an estimated recall below which wrong pairs are likely
+LOW_RECALL = 0.5
+
 
 def plan_migration(
     services: Services, context: RequestContext, wanted: NewMigration
@@ -328,7 +331,13 @@ def _notes(
             "searches weigh both with care. POST /compare tells: it embeds 250 texts with each, "
             "for which an endpoint may charge."
         )
-    if built and plan["fill"] == "translate" and not built.warnings:
+    estimate = plan.get("estimate")
+    if estimate and estimate["recall"] < LOW_RECALL:
+        notes["low-estimate"] = (
+            f"Translated vectors find {estimate['recall']:.0%} only. If the texts and vectors of "
+            "the anchors are not in the same order, make them again; else more anchors help."
+        )
+    elif built and plan["fill"] == "translate" and not built.warnings:
         notes["search-works"] += f" {usual_change(built.source.anchor_set.size)}".rstrip()
     if plan["fill"] == "translate" and reading.texts and runs_here(target):
         notes["embed-instead"] = (

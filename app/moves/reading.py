@@ -77,8 +77,6 @@ def read_store(store: Store, *, batch: int, text_field: str | None, dim: int) ->
     facts = store.facts()
     store.require_dim(dim)
     page = store.sample(PLAN_SAMPLE)
-    if page.ids and page.vectors.shape[1] != facts.dim:
-        raise StoreUnsupported("Another service (or data folder) has cut it over: finish it there.")
     vectors = np.asarray(page.vectors, dtype=np.float32).reshape(len(page.ids), facts.dim)
     largest = np.abs(vectors).max(axis=1, initial=0.0)
     directed = np.isfinite(largest) & (largest > 0)

@@ -374,6 +374,12 @@ class Migration(NewVectors):
         They are no changes of a client: `changes` names such a row at most in `same_text`.
         """
 
+    def same_text(self, ids: Sequence[StoreId]) -> Sequence[StoreId]:
+        """Return the rows with the same text on both sides; a store that captures writes is not
+        asked.
+        """
+        return []
+
     def requeue_different(self) -> int | None:
         """Make rows wait for `apply` that differ between both sides, though no change waits.
 

@@ -132,6 +132,11 @@ class SecondCollection(Migration):
         same = self._with_same_text(rows, sides.place(opposite(source)))
         return Changes(ids, vectors, gone, same, (source, rows), writes=len(ids) + len(gone))
 
+    def same_text(self, ids: Sequence[StoreId]) -> Sequence[StoreId]:
+        sides = self._store.find_sides(self._tag)
+        rows = self._store.rows_of(sides.old, ids, vectors=False, content=True)
+        return self._with_same_text(list(rows.values()), sides.new)
+
     def _with_same_text(self, rows: Sequence[StoredRow], place: Any) -> list[StoreId]:
         """Return the rows that have the same text in another place."""
         if not rows or self._store.location.text_field is None:
@@ -241,18 +246,11 @@ class SecondCollection(Migration):
     def _copy(
         self, sides: Sides, source: Side, rows: Sequence[StoredRow], translate: TranslateRows
     ) -> None:
-        """Write translated rows. One whose text is the same on both sides keeps its vector there,
-        and one without a direction must not replace an old vector.
-        """
+        """Write translated rows. One without a direction must not replace an old vector."""
         if not rows:
             return
         target = opposite(source)
         vectors = translate([row.id for row in rows], stack_rows(rows, 0))
-        same = self._with_same_text(rows, sides.place(target))
-        there = self._store.rows_of(sides.place(target), same, vectors=True, content=False)
-        for number, row in enumerate(rows):
-            if row.id in there and there[row.id].vector is not None:
-                vectors[number] = there[row.id].vector
         lost = set(np.flatnonzero(~vectors.any(axis=1)).tolist()) if source == "new" else set()
         if lost:
             ids = [rows[place].id for place in lost]

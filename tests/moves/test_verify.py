@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from lancedb.index import IvfPq
 
-from app.errors import StoreUnsupported
+from app.errors import StoreRefused
 from app.moves import steps
 from app.moves.context import open_migration
 from app.moves.reading import read_store
@@ -135,7 +135,7 @@ def test_a_store_is_verified_after_a_cutover_and_a_rollback_too(verified: Moving
     verified.insert(ROWS, new)
     assert found(verified)["passed"]
     store = open_migration(verified.services, verified.now.row).store
-    with pytest.raises(StoreUnsupported, match="Another service"):
+    with pytest.raises(StoreRefused, match="in the service that began it"):
         read_store(store, batch=9, text_field=None, dim=NEW_DIM)
     steps.take_step(verified.services, CONTEXT, verified.id, "rollback")
     assert found(verified)["passed"]

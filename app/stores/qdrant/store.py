@@ -53,12 +53,6 @@ COPIED_SETTINGS = (
 #: largest difference from 1 of the length of a unit vector, which a server may keep as float16
 ROUNDED_LENGTH = 1e-3
 
-LENGTHS_LOST = StoreNote(
-    "lengths-lost",
-    "A server stores unit vectors in a Cosine collection: their lengths, which no search sees, are "
-    "lost.",
-)
-
 
 @dataclass(frozen=True, eq=False)
 class QdrantPlace:
@@ -241,7 +235,6 @@ class QdrantStore(PairedStore):
             dtype=dtype,
             indexed=bool(place.info.indexed_vectors_count),
             vector_field=place.vector or None,
-            notes=(LENGTHS_LOST,) if metric == "cosine" and self.connection.remote else (),
         )
 
     def copy_problem(self, place: QdrantPlace) -> StoreNote | None:

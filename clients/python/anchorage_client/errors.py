@@ -13,6 +13,7 @@ CALLS = {
     r"POST /anchor-sets(?![/\w])": "client.anchor_sets.create",
     r"DELETE /(stores|encoders|heads)/([\w.-]*\w)": r'client.\1.delete("\2")',
     r"GET /(encoders|stores|migrations|jobs)(?![/\w])": r"client.\1.list",
+    r"POST /migrations/(\w+)/(\w+)": r'client.migrations.get("\1").\2()',
     r"GET /jobs/(\w+)": r'client.jobs.get("\1")',
 }
 

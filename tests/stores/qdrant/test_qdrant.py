@@ -95,7 +95,6 @@ def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path) -> None:
     migration = store.migration(TAG, NEW_DIM)
     fill_migration(store, migration, 5)
     assert store.facts().rows == migration.count() == 8
-    assert "lengths-lost" not in [note.code for note in store.facts().notes]  # a folder keeps them
     with pytest.raises(StoreUnsupported, match="'a', 'b'"):
         open_store(StoreLocation("qdrant", location.url, "items")).facts()
     migration.cutover(translate)

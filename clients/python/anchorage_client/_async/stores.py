@@ -16,7 +16,7 @@ from anchorage_client._async.transport import (
     require_new,
     segment,
 )
-from anchorage_client.errors import JobFailedError, reading
+from anchorage_client.errors import JobFailedError, NotFoundError, reading
 from anchorage_client.fields import Role, text_list
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -362,6 +362,14 @@ class AsyncMigrations:
             if before is None:
                 return found
             require_new(str(before), seen, "/migrations")
+
+    async def latest(self, store: str) -> AsyncMigration:
+        """Return the newest migration of a store. Raises NotFoundError."""
+        path = f"/migrations?store={segment(store)}&limit=1"
+        if not (found := members_of(await self._transport.get(path), "migrations")):
+            detail = f"The store {store!r} has no migration, or there is no such store."
+            raise NotFoundError(404, {"code": "migration-not-found", "detail": detail})
+        return AsyncMigration(self._transport, found[0])
 
     async def get(self, id: str) -> AsyncMigration:
         """Return a migration."""

@@ -16,7 +16,7 @@ from anchorage_client._sync.transport import (
     require_new,
     segment,
 )
-from anchorage_client.errors import JobFailedError, reading
+from anchorage_client.errors import JobFailedError, NotFoundError, reading
 from anchorage_client.fields import Role, text_list
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -358,6 +358,14 @@ class Migrations:
             if before is None:
                 return found
             require_new(str(before), seen, "/migrations")
+
+    def latest(self, store: str) -> Migration:
+        """Return the newest migration of a store. Raises NotFoundError."""
+        path = f"/migrations?store={segment(store)}&limit=1"
+        if not (found := members_of(self._transport.get(path), "migrations")):
+            detail = f"The store {store!r} has no migration, or there is no such store."
+            raise NotFoundError(404, {"code": "migration-not-found", "detail": detail})
+        return Migration(self._transport, found[0])
 
     def get(self, id: str) -> Migration:
         """Return a migration."""
