@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from app.cli.commands import cli
 from app.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +26,12 @@ def test_every_container_is_bounded_and_cannot_gain_privileges(name):
     assert service["mem_limit"]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+@pytest.mark.parametrize("name", ["migrate", "api", "worker"])
+def test_a_container_of_anchorage_runs_a_command_that_there_is(name):
+    result = CliRunner().invoke(cli, [*COMPOSE["services"][name]["command"], "--help"])
+    assert result.exit_code == 0, result.output
 
 
 def test_only_the_database_has_capabilities_and_only_it_starts_as_root():

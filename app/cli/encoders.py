@@ -53,7 +53,6 @@ def add(
     """Register an encoder. A model is loaded once, to read its dimension."""
     usual = "openai" if endpoint else "sentence-transformers" if model else "external"
     with connect(url) as client:  # of two endpoints, only `create` tells one from the other
-        client.encoders.list()  # before the warning: perhaps no service answers
         if model and not endpoint:
             warn("The service loads the model, which may take a minute.")
         register = client.encoders.create if endpoint else client.encoders.get_or_create

@@ -138,8 +138,6 @@ class Source:
         is_new = self.store not in known
         if self._source and is_new:
             old = find_encoder(client, self._source, made)
-        elif self._source and (is_now := known[self.store]["encoder"]) != _name(self._source):
-            warn(f"{self.store} is connected, with vectors of {is_now}: --source changes nothing.")
         is_new_encoder = is_new and old not in {row["name"] for row in client.encoders.list()}
         if is_new_encoder:
             client.encoders.create(old, dim=self._dim or self._check())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from app.console import wording
-from app.console.pages import redirect, render
+from app.console.pages import render
 from app.db import resources
 from app.db.tables import StoreRow
 from app.http.admission import CONSOLE
@@ -21,11 +21,6 @@ MAX_STORES = 200
 
 @router.get(f"{CONSOLE}/")
 @router.get(f"{CONSOLE}/stores")
-def redirect_to_overview(request: Request) -> Response:
-    """Redirects to the first page, which lists the stores."""
-    return redirect(request, CONSOLE)
-
-
 @router.get(CONSOLE)
 def show_overview(request: Request, services: Svc, project: Reads) -> Response:
     """Shows the stores with what to do now."""

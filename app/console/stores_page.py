@@ -65,8 +65,7 @@ async def show_hits(
     hits = list(zip(found["ids"], found["scores"], texts, strict=True))
     moves = await run_in_threadpool(list_migrations, services, context.project, store=name)
     sides = bool(moves) and moves[0].row.ended_at is None
-    template = "store_hits.html"
-    return render(request, template, hits=hits, answer=answer, encoder=encoder, has_sides=sides)
+    return render(request, "store_hits.html", hits=hits, answer=answer, by=encoder, sides=sides)
 
 
 @router.get(f"{STORE_PAGE}/verdict")

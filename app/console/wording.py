@@ -73,7 +73,6 @@ PROBLEMS: dict[str, str] = {
     "encoder-unavailable": "The encoder gives no vectors.",
     "store-full": "The store has no room left.",
     "store-unavailable": "The store does not answer.",
-    "address-not-listed": "The service no longer lists the address of the store.",
 }
 
 

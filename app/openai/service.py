@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -116,12 +117,9 @@ def find_model(services: Services, project: str, name: str) -> Model:
 
 def load_named_models(services: Services) -> None:
     """Load the models whose vectors the clients of stores with names ask for."""
-    try:
-        with services.db.transaction() as session:
-            names = queries.names_of_stores(session)
-    except DatabaseUnavailable as error:
-        log.warning("no model of a store's name is loaded: %s", error.detail)
-        return
+    names: Sequence[tuple[str, str]] = []
+    with suppress(DatabaseUnavailable), services.db.transaction() as session:  # else none is loaded
+        names = queries.names_of_stores(session)
     for project, name in names:
         try:
             encoder = find_model(services, project, name).encoder

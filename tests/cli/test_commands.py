@@ -86,6 +86,15 @@ def test_a_port_in_use_is_named_with_another_one(terminal: Terminal) -> None:
     assert f"anchorage serve --port {port + 1}" in text
 
 
+def test_the_first_key_is_made_when_none_works_and_shown_once(migrated: Terminal) -> None:
+    first = ("db", "upgrade", "--first-key")
+    made = [re.findall(KEY, migrated.ok(*first)) for _ in range(2)]
+    assert [len(each) for each in made] == [1, 0]
+    assert "read, write, admin" in migrated.ok("keys", "list")
+    migrated.ok("keys", "revoke", made[0][0].split("_")[1])
+    assert re.search(KEY, migrated.ok(*first))
+
+
 def test_the_story_of_a_key_which_is_made_before_the_first_start(terminal: Terminal) -> None:
     rights = ("--name", "app", "--project", "search", "--scope", "write", "--days", "30")
     made = terminal.run("keys", "create", *rights)

@@ -79,7 +79,6 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
         assert words in printed
     assert "and 1 s or more for the index" in printed
     assert "`--target new`" in terminal.refusal("migrate", "docs", "--target", "old")
-
     assert "must find 95% of the nearest rows" in printed
     printed = terminal.ok("migrate", "docs", "--yes")
     assert "Note (search-works)" not in printed  # the plan had it
