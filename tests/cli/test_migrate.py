@@ -20,7 +20,7 @@ import pytest
 import typer
 from pgvector.psycopg import register_vector
 
-from anchorage_client import Client
+from anchorage_client import Client, NotFoundError
 from anchorage_client._sync.jobs import Job
 from app.cli.sources import kind_of, without_password
 from app.demo.server import free_port
@@ -94,6 +94,12 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "To undo it: anchorage migrate rollback docs (else: finish, sync, verify)" in printed
     assert vectors(table).shape == (ROWS, NEW_DIM)
     assert [row["encoder"] for row in terminal.json("stores", "list")] == ["new"]
+    with Client(terminal.environment["ANCHORAGE_URL"]) as client:
+        assert client.migrations.latest("docs").state == "cut-over"
+        with pytest.raises(NotFoundError):
+            client.migrations.latest("another")
+        found = client.stores.search("docs", queries=new(items(1, 5)))  # by the target
+        assert found.about["side"] == "new"
     first = "First `anchorage migrate finish docs`, or `anchorage migrate rollback docs` and"
     assert first in terminal.refusal("stores", "disconnect", "docs")
     terminal.ok("migrate", "sync", "docs")

@@ -53,14 +53,12 @@ def test_a_store_is_searched_on_its_page_and_the_model_of_its_name_is_loaded_at_
 ) -> None:
     location = LocalQdrantCase().fill(tmp_path, documents("new"))
     settings = {"data_dir": tmp_path, "models_dir": models, "stores": {"main": location.url}}
-    place = {"kind": "qdrant", "address": "main", "collection": location.collection}
-    place["text_field"] = "text"
+    at = {"kind": "qdrant", "address": "main", "collection": location.collection}
     text, spec = "sentence-transformers", EncoderSpec(EncoderKind.sentence_transformers, "toy")
     with client_of(**settings) as client:
         client.post("/encoders", json={"name": "toy", "kind": text, "model": "toy"})
-        client.post(
-            "/stores", json={"name": "docs", "encoder": "toy", "text_field": "text", **place}
-        )
+        named = {"name": "docs", "encoder": "toy", "text_field": "text"}
+        client.post("/stores", json={**at, **named})
         assert "<option>toy</option>" in client.get(PAGE).text
         hits = client.get(f"{PAGE}/search", params={"text": "a document", "encoder": "toy"}).text
         assert hits.count("<li>document ") == 5

@@ -62,22 +62,23 @@ def test_a_create_whose_answer_was_lost_is_not_repeated_and_other_requests_are(m
         assert len(sent) == 1 + repeats
 
 
-def test_retries_wait_as_long_as_the_service_says(mocked):
-    answers = [
-        httpx2.Response(429, json={"code": "too-much-at-once"}, headers={"Retry-After": "1"})
-    ]
-    none = httpx2.Response(200, json={"encoders": []})
-    client = mocked(lambda _: answers.pop() if answers else none, retries=1)
-    start = time.monotonic()
-    assert client.encoders.list() == []
-    assert time.monotonic() - start > 1
-
-
-def test_a_last_refusal_says_when_to_try_again(mocked):
+def test_retries_wait_as_long_as_the_service_says_and_the_last_refusal_says_it_too(mocked):
     refusal = httpx2.Response(429, json={"code": "too-much-at-once", "retry_after": 1})
+    refusal.headers["Retry-After"] = "1"
     with pytest.raises(RateLimitError) as refused:
         mocked(lambda _: refusal).encoders.list()
     assert (refused.value.code, refused.value.retry_after) == ("too-much-at-once", 1)
+    answers = [httpx2.Response(200, json={"encoders": []}), refusal]
+    start = time.monotonic()
+    assert mocked(lambda _: answers.pop(), retries=1).encoders.list() == []
+    assert time.monotonic() - start > 1
+
+
+def test_the_id_of_a_row_whose_vectors_are_deleted_reaches_the_service(mocked):
+    seen = []
+    client = mocked(lambda request: seen.append(request.url.query) or httpx2.Response(204))
+    client.stores.delete_native_vectors("docs", "a b")
+    assert seen == [b"id=a%20b"]
 
 
 def test_a_restart_does_not_end_the_wait_for_a_job(mocked, monkeypatch):

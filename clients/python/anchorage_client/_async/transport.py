@@ -110,7 +110,7 @@ class AsyncTransport:
                 answer = await self._request(
                     method,
                     path,
-                    params=without_none(params or {}),
+                    params=without_none(params or {}) or None,  # {} would drop that of the path
                     content=content,
                     headers=own,
                 )

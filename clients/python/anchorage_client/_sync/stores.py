@@ -102,8 +102,8 @@ class Stores(Resource):
         native  most candidates of each query whose texts the new encoder embeds
         """
         if target is None:
-            path = f"/migrations?store={segment(name)}&limit=1"
-            moves = members_of(self._transport.get(path), "migrations")
+            answer = self._transport.get("/migrations", store=name, limit=1)
+            moves = members_of(answer, "migrations")
             target = moves[0]["target"] if moves else (self.get(name))["encoder"]
         body = {
             "target": target,
@@ -361,8 +361,8 @@ class Migrations:
 
     def latest(self, store: str) -> Migration:
         """Return the newest migration of a store. Raises NotFoundError."""
-        path = f"/migrations?store={segment(store)}&limit=1"
-        if not (found := members_of(self._transport.get(path), "migrations")):
+        answer = self._transport.get("/migrations", store=store, limit=1)
+        if not (found := members_of(answer, "migrations")):
             detail = f"The store {store!r} has no migration, or there is no such store."
             raise NotFoundError(404, {"code": "migration-not-found", "detail": detail})
         return Migration(self._transport, found[0])

@@ -109,7 +109,7 @@ class Transport:
                 answer = self._request(
                     method,
                     path,
-                    params=without_none(params or {}),
+                    params=without_none(params or {}) or None,  # {} would drop that of the path
                     content=content,
                     headers=own,
                 )
