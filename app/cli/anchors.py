@@ -38,7 +38,8 @@ def add(
     """Make anchors of a store's texts, or of kept texts and vectors."""
     import numpy as np
 
-    if not (encoder or vectors) or bool(store) == bool(texts or vectors):
+    pairs = [each.partition("=") for each in vectors or ()]
+    if not (encoder or pairs) or bool(store) == bool(texts or pairs) or "" in [p[2] for p in pairs]:
         raise typer.BadParameter(
             "Pass --store, or --texts and --vectors ENCODER=FILE.npy, and --encoder with the new."
         )
@@ -46,10 +47,10 @@ def add(
     try:
         if texts:
             inputs = texts.read_text("utf-8").removesuffix("\n").split("\n")
-        for owner, _, file in (each.partition("=") for each in vectors or ()):
+        for owner, _, file in pairs:
             embeddings[owner] = np.asarray(np.load(file, allow_pickle=False), np.float32)
     except OSError as error:
-        raise typer.BadParameter(f"{error}. Vectors are ENCODER=FILE.npy.") from None
+        raise typer.BadParameter(str(error)) from None
     except (EOFError, TypeError, ValueError):
         raise typer.BadParameter("Texts are in UTF-8, vectors as numpy.save writes them.") from None
     with connect(url) as client:

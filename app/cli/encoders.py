@@ -55,8 +55,7 @@ def add(
     with connect(url) as client:  # of two endpoints, only `create` tells one from the other
         if model and not endpoint:
             warn("The service loads the model, which may take a minute.")
-        register = client.encoders.create if endpoint else client.encoders.get_or_create
-        made = register(
+        made = (client.encoders.create if endpoint else client.encoders.get_or_create)(
             name,
             kind=kind or usual,
             model=model,

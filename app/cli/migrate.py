@@ -195,7 +195,7 @@ def migrate(
         undo.pop_all()
         if started is not None:
             warn(started)
-        if layout is not None:
+        if layout is not None and "rollback" not in migration.next:
             warn(f"With the cutover: {LAYOUTS[layout].after}")
         if only_plan:
             warn(f"Nothing is written to the store. To begin: anchorage migrate {store}")
@@ -223,9 +223,9 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
             else:
                 _warn_of_switch(found, name)
                 getattr(found, name)()
-            _report(found.data, as_json)
-            if name == "verify":
-                _require_passed(found.data, as_json)
+            _report(found.data, as_json, checks=name == "verify")
+            if name == "verify" and not _passed(found.data):
+                raise typer.Exit(1)
 
     return step
 
@@ -317,31 +317,23 @@ def _change(
 
 
 def _go_on(migration: Migration, cutover: bool, as_json: bool) -> None:
-    """Fill, verify, and cut over if it is wanted. Raises typer.Exit."""
-    if migration.state in ("planned", "running", "paused"):
+    """Fill, verify, and cut over if it is wanted. Raises typer.Exit, also if somebody pauses it."""
+    if migration.state in ("planned", "running", "paused") or migration.next[:1] == ["run"]:
         _complete(migration, "run", as_json)
     if migration.state == "filled" and not {"cutover", "finish"} & {*migration.next}:
         _complete(migration, "verify", as_json)
-        _require_passed(migration.data, as_json)
     if cutover and "cutover" in migration.next:
         _warn_of_switch(migration, "cutover")
         migration.cutover()
-    _report(migration.data, as_json)
+    _report(migration.data, as_json, checks=True)
     done = ("cut-over",) if cutover else ("filled", "cut-over", "rolled-back")
-    if migration.state not in done:  # somebody paused it, or the store has no cutover
+    if migration.state not in done or not _passed(migration.data):
         raise typer.Exit(1)
 
 
-def _require_passed(found: Mapping[str, Any], as_json: bool) -> None:
-    """Print what each check of a verification says. Raises typer.Exit where one failed."""
-    checks = found["found"].get("verify") or {}
-    if not as_json:
-        words = {True: "yes", False: "NO", None: "not possible"}
-        named = ((name, checks.get(name)) for name in ("rows", "payloads", "sample", "index"))
-        rows = [(name, words[each["passed"]], each["detail"]) for name, each in named if each]
-        print_rows(("check", "passed", "detail"), rows, as_json=False)
-    if not checks.get("passed"):
-        raise typer.Exit(1)
+def _passed(found: Mapping[str, Any]) -> bool:
+    """Return whether the last job succeeded, and the last verification passed."""
+    return found["error"] is None and found["found"].get("verify", {}).get("passed", True)
 
 
 def _complete(migration: Migration, action: str, as_json: bool) -> None:
@@ -372,13 +364,21 @@ def _wait(migration: Migration, *, progress: bool = False) -> None:
         migration.wait(progress=progress)
 
 
-def _report(found: Mapping[str, Any], as_json: bool) -> None:
-    """Print the state, the error, and the commands that are possible now."""
+def _report(found: Mapping[str, Any], as_json: bool, *, checks: bool = False) -> None:
+    """Print the state, the error, and the commands that are possible now.
+
+    checks  print those of the last verification first
+    """
     if as_json:
         print_json(found)
         return
     from anchorage_client.progress import describe_absence, money
 
+    if checks and (verified := found["found"].get("verify")):
+        words = {True: "yes", False: "NO", None: "not possible"}
+        names = [name for name in ("rows", "payloads", "sample", "index") if name in verified]
+        rows = [(each, words[verified[each]["passed"]], verified[each]["detail"]) for each in names]
+        print_rows(("check", "passed", "detail"), rows, as_json=False)
     facts, error, store = found["progress"], found["error"], found["store"]
     typer.echo(f"The migration {found['id']} of {store} is {found['state']}.")
     job, calls, interrupted = found["job"], found["next"], False
@@ -399,8 +399,8 @@ def _report(found: Mapping[str, Any], as_json: bool) -> None:
             waited = f"Clients waited {done['pause_s']:.3f} s. " if done["pause_s"] else ""
             typer.echo(f"{waited}Queries and new rows need vectors of {found[side]} now.")
     if found["state"] == "finished":
-        typer.echo(f"The old vectors are deleted; {store} belongs to {found['target']}.")
-    if found["state"] != "abandoned":
+        typer.echo(f"The old vectors are deleted. Its names make vectors of {found['target']}.")
+    if found["state"] in ("filled", "finished"):
         _print_estimate(found["plan"])
     if error is not None and found["ended_at"] is None:
         detail = in_words_of_commands(error["detail"], store)

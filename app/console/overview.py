@@ -60,6 +60,4 @@ def next_call(move: MigrationStatus) -> str | None:
         return move.next[0]
     if move.state == MigrationState.cut_over:  # both ways are open, and a person must look first
         return None
-    return next(
-        (each for each in ("cutover", "finish", "verify", "run") if each in move.next), None
-    )
+    return next((each for each in move.next[:1] if each != "pause"), None)

@@ -58,9 +58,6 @@ from app.types import EncoderKind, MigrationState
 #: how long the store may take to be read
 READING_S = 120.0
 
-#: an estimated recall below which wrong pairs are likely
-LOW_RECALL = 0.5
-
 
 def plan_migration(
     services: Services, context: RequestContext, wanted: NewMigration
@@ -332,7 +329,7 @@ def _notes(
             "for which an endpoint may charge."
         )
     estimate = plan.get("estimate")
-    if estimate and estimate["recall"] < LOW_RECALL:
+    if estimate and estimate["recall"] < 0.5:  # wrong pairs are likely
         notes["low-estimate"] = (
             f"Translated vectors find {estimate['recall']:.0%} only. If the texts and vectors of "
             "the anchors are not in the same order, make them again; else more anchors help."

@@ -249,10 +249,12 @@ def next_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
     calls = possible_calls(row, busy=busy)
     if queries.STEP in row.position:
         return calls
-    passed = bool(row.found.get("verify", {}).get("passed"))
+    found = row.found.get("verify", {})
+    passed, again = bool(found.get("passed")), found.get("payloads", {}).get("again")
     if not passed:
         calls = [each for each in calls if each not in (hand_over(row), "finish")]
-    later = {"abandon": 3, "verify": 2 * passed, "run": row.state == MigrationState.filled}
+    is_filled = row.state == MigrationState.filled
+    later = {"abandon": 3, "verify": 2 * passed, "run": -1 if again else is_filled}
     return sorted(calls, key=lambda call: later.get(call, 0))
 
 

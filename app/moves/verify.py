@@ -155,7 +155,7 @@ def check_payloads(move: MigrationContext, row: tables.MigrationRow, hear: HearR
         "Rows changed since the run began, and this kind of store does not capture writes. Stop "
         "the writes, and call `run` again."
     )
-    return Check("payloads", False, detail, found)
+    return Check("payloads", False, detail, {**found, "again": "run"})
 
 
 def check_sample(move: MigrationContext, held: Lease) -> Check:
@@ -235,7 +235,8 @@ def check_index(move: MigrationContext, least: float, report: Any) -> Check:
     after = found["after"]
     if after is None:
         return Check("index", None, "The store has no rows to search for.", found)
-    detail = f"The index finds {after:.3f} of the ten nearest rows"
+    what = "index" if move.store.facts().indexed else "search, which has no index,"
+    detail = f"The {what} finds {after:.3f} of the ten nearest rows"
     if after >= least:
         return Check("index", True, f"{detail}.", found)
     before = found["before"]

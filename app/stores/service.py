@@ -198,7 +198,7 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
             path = f"POST /migrations/{active.id}"
             end = f"{path}/abandon"
             if active.state == MigrationState.cut_over:
-                end = f"{path}/finish, or {path}/rollback and {path}/abandon"
+                end = f"{path}/rollback and {path}/abandon, or {path}/finish"
             user = f"migration {active.id} ({active.state})"
             refuse_in_use(f"store {name!r}", [user], f"First {end}.")
         refuse_in_use(

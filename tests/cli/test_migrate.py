@@ -90,7 +90,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     np.testing.assert_array_equal(vectors(table), before)
 
     printed = terminal.ok("migrate", "cutover", "docs")
-    assert "s. Queries and new rows need vectors of new now." in printed
+    assert "s. Queries and new rows need vectors of new now" in printed
     assert "To undo it: anchorage migrate rollback docs (else: finish, sync, verify)" in printed
     assert vectors(table).shape == (ROWS, NEW_DIM)
     assert [row["encoder"] for row in terminal.json("stores", "list")] == ["new"]
@@ -100,7 +100,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
             client.migrations.latest("another")
         found = client.stores.search("docs", queries=new(items(1, 5)))  # by the target
         assert found.about["side"] == "new"
-    first = "First `anchorage migrate finish docs`, or `anchorage migrate rollback docs` and"
+    first = "First `anchorage migrate rollback docs` and `anchorage migrate abandon docs`, or"
     assert first in terminal.refusal("stores", "disconnect", "docs")
     terminal.ok("migrate", "sync", "docs")
     assert "is rolled-back" in terminal.ok("migrate", "rollback", "docs")

@@ -42,7 +42,7 @@ def hostile_rows() -> list[Base]:
     encoder = {"project": "hostile", "kind": "external", "dim": 12, "modality": "text"}
     first = EncoderRow(name=hostile("encoder"), model=hostile("model"), **encoder)
     place = {name: hostile(name) for name in ("name", "address", "collection")}
-    options = {"where": place}
+    options = {"options": {"where": place}}
     store = StoreRow(project="hostile", kind="lancedb", encoder=first, options=options, **place)
     return [first, store]
 

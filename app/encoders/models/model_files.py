@@ -32,7 +32,7 @@ def find_model(
         return _download(spec)
     raise EncoderUnavailable(
         f"Model {spec.model!r} is not installed where models run, and may not be downloaded. "
-        "Ask the operator to put it below ANCHORAGE_MODELS_DIR, or to allow its hub id in "
+        "Start the service with its folder below ANCHORAGE_MODELS_DIR, or its hub id in "
         "ANCHORAGE_HUB_MODELS. For an API, POST /encoders with `kind: openai` and `options.url`.",
         field="model",
     )

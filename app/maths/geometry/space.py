@@ -129,7 +129,7 @@ def check_shape(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> Non
     if dim is not None and vectors.shape[1] != dim:
         raise DimensionMismatch(
             f"The vectors have {vectors.shape[1]} dimensions; {dim} are expected. "
-            "Send vectors of the encoder that the request names for them, as `source` or `target`."
+            "Send vectors of the encoder that is named for them."
         )
 
 
