@@ -57,8 +57,7 @@ def test_a_store_is_searched_on_its_page_and_the_model_of_its_name_is_loaded_at_
     text, spec = "sentence-transformers", EncoderSpec(EncoderKind.sentence_transformers, "toy")
     with client_of(**settings) as client:
         client.post("/encoders", json={"name": "toy", "kind": text, "model": "toy"})
-        named = {"name": "docs", "encoder": "toy", "text_field": "text"}
-        client.post("/stores", json={**at, **named})
+        client.post("/stores", json={**at, "name": "docs", "encoder": "toy", "text_field": "text"})
         assert "<option>toy</option>" in client.get(PAGE).text
         hits = client.get(f"{PAGE}/search", params={"text": "a document", "encoder": "toy"}).text
         assert hits.count("<li>document ") == 5

@@ -51,8 +51,7 @@ def sees(moving: Moving, dim: int) -> bool:
 
 
 def steps_of(moving: Moving) -> list[str]:
-    rows = reversed(audited(moving.services))
-    return [row.action for row in rows if row.resource == "migration"]
+    return [row.action for row in audited(moving.services)[::-1] if row.resource == "migration"]
 
 
 def test_a_cutover_that_breaks_a_trigger_needs_force(verified: Moving) -> None:
