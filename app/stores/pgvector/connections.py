@@ -12,7 +12,7 @@ from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from pgvector.psycopg import register_vector
-from psycopg import sql
+from psycopg import InterfaceError, InternalError, OperationalError, sql
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
@@ -243,7 +243,7 @@ def fault(error: psycopg.Error, action: str) -> AnchorageError:
             f"PostgreSQL cannot be reached by this address: {said[0]}. Check the address (in a "
             "service, its operator's ANCHORAGE_STORES), and that the server runs."
         )
-    if not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+    if not state and isinstance(error, OperationalError | InterfaceError | InternalError):
         return StoreUnavailable(
             f"PostgreSQL does not answer, or dropped the connection, at the attempt {action}. "
             "Try again."
