@@ -16,7 +16,7 @@ FLOORS: list[tuple[str, dict[str, tuple[int, str]]]] = [
     (
         "entry points",
         {
-            "app/cli": (1_937, "the command"),
+            "app/cli": (1_936, "the command"),
             "app/demo": (430, "make demo"),
             "app/console": (1_070, "pages for a browser"),
             "workers": (250, "run jobs, know no HTTP"),

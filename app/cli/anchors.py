@@ -61,10 +61,11 @@ def add(
                 name, inputs=inputs, encoders=encoder, embeddings=embeddings or None
             )
         found = client.anchor_sets.report(name)["findings"]
-    for each in (each for each in found if each["severity"] != "info"):
-        warn(f"{each['severity'].upper()} ({each['code']}): {each['detail']}.")
     sentence = f"{name}: {made['size']:,} anchors of {', '.join(made['encoders'])}."
     answer(made, sentence, as_json=as_json)
+    for each in (each for each in found if each["severity"] != "info"):
+        warn(f"{each['severity'].upper()} ({each['code']}): {each['detail']}.")
+    raise typer.Exit(any(each["severity"] == "error" for each in found))
 
 
 @cli.command("report")

@@ -74,7 +74,6 @@ COUNTS = {
     "encoded": "texts embedded",
     "applied": "written by clients meanwhile",
     "skipped": "without a vector",
-    "truncated": "texts cut",
 }
 
 #: columns of `migrate status` without a store
@@ -320,12 +319,12 @@ def _go_on(migration: Migration, cutover: bool, as_json: bool) -> None:
     """Fill, verify, and cut over if it is wanted. Raises typer.Exit, also if somebody pauses it."""
     if migration.state in ("planned", "running", "paused") or migration.next[:1] == ["run"]:
         _complete(migration, "run", as_json)
-    if migration.state == "filled" and not {"cutover", "finish"} & {*migration.next}:
+    verifies = migration.state == "filled" and not {"cutover", "finish"} & {*migration.next}
+    if verifies:
         _complete(migration, "verify", as_json)
     if cutover and "cutover" in migration.next:
-        _warn_of_switch(migration, "cutover")
         migration.cutover()
-    _report(migration.data, as_json, checks=True)
+    _report(migration.data, as_json, checks=verifies)
     done = ("cut-over",) if cutover else ("filled", "cut-over", "rolled-back")
     if migration.state not in done or not _passed(migration.data):
         raise typer.Exit(1)
@@ -341,7 +340,7 @@ def _complete(migration: Migration, action: str, as_json: bool) -> None:
 
     Raises typer.Exit: 130 after a Ctrl-C, and 1 after an error.
     """
-    job = migration.data["job"]
+    job = migration.refresh().data["job"]  # another command may have begun it
     if not (job and job["action"] == action and job["state"] in ("queued", "running")):
         getattr(migration, action)(as_job=True)
     try:
@@ -397,7 +396,7 @@ def _report(found: Mapping[str, Any], as_json: bool, *, checks: bool = False) ->
     for state, step, side in SWITCHES:
         if found["state"] == state and not interrupted and (done := found["found"].get(step)):
             waited = f"Clients waited {done['pause_s']:.3f} s. " if done["pause_s"] else ""
-            typer.echo(f"{waited}Queries and new rows need vectors of {found[side]} now.")
+            typer.echo(f"{waited}Embed queries and rows by {found[side]}, or by a name of {store}.")
     if found["state"] == "finished":
         typer.echo(f"The old vectors are deleted. Its names make vectors of {found['target']}.")
     if found["state"] in ("filled", "finished"):

@@ -122,8 +122,8 @@ class Source:
         undo.callback(process.wait)  # so that the next command can start one
         undo.callback(process.terminate)
         return (
-            f"The service goes on after this command. `kill {process.pid}` stops it, and this "
-            f"starts it again: {self._setting()} anchorage serve{self._options}"
+            f"The service goes on after this command. `kill {process.pid}` stops it. With your "
+            f"passwords, this starts it again: {self._setting()} anchorage serve{self._options}"
         )
 
     def connect(self, client: Client, undo: ExitStack) -> None:

@@ -90,7 +90,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     np.testing.assert_array_equal(vectors(table), before)
 
     printed = terminal.ok("migrate", "cutover", "docs")
-    assert "s. Queries and new rows need vectors of new now" in printed
+    assert "s. Embed queries and rows by new, or by a name of docs." in printed
     assert "To undo it: anchorage migrate rollback docs (else: finish, sync, verify)" in printed
     assert vectors(table).shape == (ROWS, NEW_DIM)
     assert [row["encoder"] for row in terminal.json("stores", "list")] == ["new"]
