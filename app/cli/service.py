@@ -82,7 +82,7 @@ def connect(url: str, store: str = "STORE") -> Iterator[Client]:
         raise typer.Exit(REFUSED) from None
     except typer.Abort as error:  # of a question
         nobody = isinstance(error.__context__, EOFError)
-        hint = " Where nobody can answer, pass --yes." if nobody else ""
+        hint = " Without a terminal, pass --yes." if nobody else ""
         typer.echo(f"\nNothing was changed.{hint}", err=True)
         raise typer.Exit(1) from None
     except ValueError as error:  # what is no address or no name

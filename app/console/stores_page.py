@@ -63,7 +63,7 @@ async def show_hits(
     field = row.options.get("text_field")
     texts = [shown_text(field, each)[:TEXT_SHOWN] for each in found["payloads"]]
     hits = list(zip(found["ids"], found["scores"], texts, strict=True))
-    moves = await run_in_threadpool(list_migrations, services, context.project, store=name)
+    moves = await run_in_threadpool(list_migrations, services, context.project, store=name, limit=1)
     sides = bool(moves) and moves[0].row.ended_at is None
     return render(request, "store_hits.html", hits=hits, answer=answer, by=encoder, sides=sides)
 

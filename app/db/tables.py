@@ -394,7 +394,6 @@ class ApiKeyRow(Owned, Base):
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
     scopes: Mapped[list[str]] = mapped_column(JSON)
     secret_hash: Mapped[str] = mapped_column(String(64))
-    #: like "600/minute"; None for the server's default
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -163,7 +163,7 @@ class Run:
     def _sweep_page(self) -> None:
         begun = time.monotonic()
         limit = self._limits.get("rows_per_second") or self._move.batch
-        most = min(self._move.batch, int(2 * limit) + 1)  # of two seconds: a burst spares nobody
+        most = min(self._move.batch, int(2 * limit) + 1)  # rows of two seconds
         page = self._move.store.scroll(self._position["cursor"], most)
         self._record(page, self._move.make_new(page.ids, page.vectors), begun)
         self._progress.give_way()

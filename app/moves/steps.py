@@ -100,7 +100,7 @@ def take_step(
                     "Clients write faster than their texts are embedded, or hold rows in open "
                     "transactions. End these, and try again in a minute."
                 )
-        resumes = STEP in held.position  # nobody knows how long clients have waited
+        resumes = STEP in held.position  # the pause began in a process that is gone
         held.save(unchanged=found.row, position={**held.position, STEP: step})
         try:
             news = _change_store(move, held, step)
