@@ -105,9 +105,9 @@ def verify_migration(
 ) -> Job:
     """Queues the job that checks a filled migration. `cutover` needs one that passed.
 
-    It compares the numbers of rows, a checksum of everything that is not the vector, and the new
-    vectors of sampled rows. It measures the recall of the index before and after, where the store
-    has a cutover; elsewhere `finish` needs one that passed.
+    It compares the numbers of rows, everything that is not the vector, and the new vectors of
+    sampled rows with fresh ones. It measures the recall of the index before and after, where the
+    store has a cutover; elsewhere `finish` needs one that passed.
     """
     return _queue("verify", id, context, response, services)
 

@@ -38,7 +38,7 @@ from app.moves.lease import LEASE_S, Lease, take_lease
 from app.moves.price import money, of_plan, price_of_all
 from app.moves.queries import WINDOW
 from app.moves.service import embedded_rows, wrong_state
-from app.stores.port import Page, TextPage
+from app.stores.port import HearRows, Page, TextPage
 from app.types import MigrationState
 
 #: members of `position` that count rows: read, skipped, encoded again, and written by clients
@@ -154,8 +154,10 @@ class Run:
         found.pop("verify", None)
         is_new = "phase" not in self._position
         if "before" not in found or (is_new and self._position.get("again")):
-            read = self._move.store.checksum(lambda rows: self._report("checksum", checked=rows))
-            found["before"] = {"rows": read.rows, "checksum": read.digest}
+            found["before"] = {"rows": position["total"]}
+            hear: HearRows = lambda rows: self._report("checksum", checked=rows)  # noqa: E731
+            if read := self._move.migration.checksum(hear):
+                found["before"] |= {"rows": read.rows, "checksum": read.digest}
         self._save(position, found=found)
         self._rows_before = embedded_rows(position, 0)
         self._began = time.monotonic()

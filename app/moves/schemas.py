@@ -147,7 +147,7 @@ class MigrationAnswer(BaseModel):
     plan: dict[str, Any] = Field(description="What `run` obeys, and what the plan estimates.")
     progress: MigrationProgress = Field(description="How far the run is.")
     found: dict[str, Any] = Field(
-        description="What was found: checksums before the run, ids of the first 20 rows that were "
+        description="What was found: rows before the run, ids of the first 20 rows that were "
         "`skipped`, and of those whose text the encoder `refused`, `verify`, and the pauses of "
         "`cutover` and `rollback` in seconds (`pause_s`)."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def run_verify(services: Services, held: Lease, progress: Progress) -> JobResult
     checks = [check_rows(move, held.row)]
     report("checksum")
     hear: HearRows = lambda rows: report("checksum", checked=rows)  # noqa: E731
-    checks.append(check_payloads(move, held.row, hear))
+    checks.append(check_payloads(move, held, hear))
     report("sample")
     checks.append(check_sample(move, held))
     if isinstance(move.migration, Migration):  # else the application measures its new index
@@ -126,31 +127,27 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
     return Check("rows", missing <= allowed, detail, found)
 
 
-def check_payloads(move: MigrationContext, row: tables.MigrationRow, hear: HearRows) -> Check:
+def check_payloads(move: MigrationContext, held: Lease, hear: HearRows) -> Check:
     """Compare all that is not the vector on both sides, or with its state before the run."""
-    different = None
     if isinstance(move.migration, Migration):
-        different = move.migration.requeue_different()
-    if different is not None:
+        different = move.migration.count_different(hear, partial(drain_held, move, held))
+        if different is None:
+            detail = "A client deletes all rows meanwhile. Call `verify` again."
+            return Check("payloads", None, detail, {})
         detail = "All that is not the vector is the same on both sides."
         if different:
+            why = "a client writes them"
+            if move.store.capabilities.captures_writes:
+                why = "the table was rewritten, or its triggers were disabled"
             detail = (
-                f"{different} rows differ between both sides in more than the vector: the table "
-                "was rewritten, or its triggers were disabled. The rows are being copied again: "
-                "call `verify` again."
+                f"{different} rows differ between both sides in more than the vector: {why}. They "
+                "are copied again: call `verify` again."
             )
         return Check("payloads", different == 0, detail, {"different": different})
-    before, now = row.found.get("before", {}), move.store.checksum(hear)
-    found = {"before": before.get("checksum"), "now": now.digest}
-    if now.digest == before.get("checksum"):
+    before, now = held.row.found.get("before", {}).get("checksum"), move.migration.checksum(hear)
+    found = {"before": before, "now": now and now.digest}
+    if found["now"] == before:
         return Check("payloads", True, "All that is not the vector is as before the run.", found)
-    if move.store.capabilities.captures_writes or row.position.get("applied"):
-        detail = (
-            "Rows or columns changed since the run began, so that the rows cannot be compared "
-            f"with those before it. The run applied {row.position.get('applied', 0)} writes of "
-            "clients."
-        )
-        return Check("payloads", None, detail, found)
     detail = (
         "Rows changed since the run began, and this kind of store does not capture writes. Stop "
         "the writes, and call `run` again."

@@ -186,12 +186,6 @@ class FaissStore(Store):
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
         return Page(*self.load().find(ids))
 
-    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
-        ids = self.load().sorted
-        starts = range(0, len(ids), ROWS_AT_ONCE)
-        parts = (ids[start : start + ROWS_AT_ONCE].tolist() for start in starts)
-        return rows_checksum(([row_number(as_json(id)) for id in part] for part in parts), hear)
-
     def migration(self, tag: str, dim: int) -> NewVectors:
         return SecondFile(self, tag, dim)
 
@@ -226,6 +220,9 @@ class SecondFile(StagedVectors):
     def ids(self) -> Sequence[StoreId]:
         ids: list[StoreId] = self._source.load().sorted.tolist()
         return ids
+
+    def checksum(self, hear: HearRows) -> RowsChecksum:
+        return rows_checksum([[row_number(as_json(id)) for id in self.ids()]], hear)
 
     def publish(self, ids: Sequence[StoreId]) -> None:
         """Write the index file, whole or not at all."""

@@ -261,13 +261,6 @@ class LancedbStore(Store):
             )
         return hits
 
-    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
-        found = self.open()
-        with faults():
-            batches = found.dataset.to_batches(columns=found.others)
-            pages = ([row_number(as_json(row)) for row in each.to_pylist()] for each in batches)
-            return rows_checksum(pages, hear)
-
     def migration(self, tag: str, dim: int) -> NewVectors:
         return SecondColumn(self, tag, dim)
 
@@ -296,6 +289,13 @@ class SecondColumn(StagedVectors):
         old = self._source.open()
         with faults():
             return int(old.dataset.count_rows(filter=f"{quoted(old.vector)} IS NOT NULL"))
+
+    def checksum(self, hear: HearRows) -> RowsChecksum:
+        found = self._source.open()
+        with faults():
+            batches = found.dataset.to_batches(columns=found.others)
+            pages = ([row_number(as_json(row)) for row in each.to_pylist()] for each in batches)
+            return rows_checksum(pages, hear)
 
     def publish(self, ids: Sequence[StoreId]) -> None:
         """Add the column to the table, and build an index like the old one."""

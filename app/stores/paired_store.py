@@ -16,13 +16,11 @@ import numpy as np
 
 from app.errors import MigrationActive, StoreChanged, StoreUnavailable, StoreUnsupported
 from app.stores.answers import MAX_CONTENT_BYTES, read_parts, rows_a_read
-from app.stores.common import as_json, attempts, find_text, page_of, rows_checksum
+from app.stores.common import as_json, attempts, find_text, page_of
 from app.stores.port import (
     Cursor,
-    HearRows,
     Hits,
     Page,
-    RowsChecksum,
     Search,
     Side,
     Store,
@@ -391,10 +389,6 @@ class PairedStore(Store):
         known = list(dict.fromkeys(key for key in keys if key is not None))
         rows = self.rows_of(place, known, vectors=vectors, content=content)
         return [None if key is None else rows.get(key) for key in keys]
-
-    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
-        pages = self.pages(self.find_sides().visible, content=True)
-        return rows_checksum(([row.digest for row in rows] for rows in pages), hear)
 
     def pages(self, place: Any, *, content: bool) -> Iterator[list[StoredRow]]:
         """Yield all rows of a place, without their vectors."""

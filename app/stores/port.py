@@ -278,10 +278,6 @@ class Store(ABC):
         """Do a search that the capabilities allow."""
 
     @abstractmethod
-    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
-        """Return the checksum of all rows without their vectors, as clients see them now."""
-
-    @abstractmethod
     def migration(self, tag: str, dim: int) -> NewVectors:
         """Return the new vectors of the migration `tag`, without connecting.
 
@@ -329,6 +325,10 @@ class NewVectors(ABC):
 
     def count_old(self) -> int | None:
         """Return the exact number of rows with an old vector; None: the store's facts have it."""
+        return None
+
+    def checksum(self, hear: HearRows) -> RowsChecksum | None:
+        """Return a checksum of the rows without their vectors; None: both sides are compared."""
         return None
 
     @abstractmethod
@@ -380,12 +380,13 @@ class Migration(NewVectors):
         """
         return []
 
-    def requeue_different(self) -> int | None:
-        """Make rows wait for `apply` that differ between both sides, though no change waits.
+    @abstractmethod
+    def count_different(self, hear: HearRows, apply: Callable[[], object]) -> int | None:
+        """Return how many rows differ on both sides in more than the vector, though no change
+        waits; None while all rows are being deleted. Afterwards they wait for `apply`.
 
-        Returns their number; None where rows cannot be compared.
+        apply  applies what clients wrote meanwhile, where the store does not report it
         """
-        return None
 
     @abstractmethod
     def cutover(self, translate: TranslateRows) -> float:

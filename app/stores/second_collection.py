@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import StoreChanged, StoreUnsupported, WrongState
-from app.stores.paired_store import PairedStore, Phase, Sides, StoredRow, stack_rows
+from app.stores.paired_store import ROWS_A_PAGE, PairedStore, Phase, Sides, StoredRow, stack_rows
 from app.stores.port import (
     Changes,
+    HearRows,
     Migration,
     Page,
     Side,
@@ -26,6 +28,9 @@ from app.stores.port import (
     StoreVectors,
     TranslateRows,
 )
+
+#: looks at rows that differ: a client may write them between two reads
+LOOKS = 3
 
 #: where both sides are, rows of the source that a page of a comparison found, and ids that only
 #: the copy has
@@ -180,6 +185,25 @@ class SecondCollection(Migration):
         if rows:
             self._store.write_vectors(place, rows, vectors[kept])
         return [row.id for row in rows]
+
+    def count_different(self, hear: HearRows, apply: Callable[[], object]) -> int:
+        sides = self._require("open", "cut")
+        source: Side = "new" if sides.phase == "cut" else "old"
+        read = partial(self._store.rows_of, sides.visible, vectors=False, content=True)
+        pages, count = self._store.pages(sides.visible, content=True), 0
+        found: list[StoreId] = []
+        for look in range(LOOKS):
+            if look:  # at what a client wrote meanwhile
+                apply()
+                parts = [found[at : at + ROWS_A_PAGE] for at in range(0, len(found), ROWS_A_PAGE)]
+                pages, found = (list(read(ids).values()) for ids in parts), []
+            for rows in pages:
+                hear(count := count + len(rows))
+                pairs = self._pairs(sides, source, rows)
+                found += [row.id for row, there in pairs if there and there.digest != row.digest]
+            if not found:
+                break
+        return len(found)
 
     def _differences(self, source: Side, seen: array[int]) -> Iterator[Differences]:
         """Yield rows that the other side lacks or has otherwise, then those that only it has.

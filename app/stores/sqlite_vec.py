@@ -167,10 +167,7 @@ class SqliteVecStore(Store):
             found = {row[1]: row for row in table.read_ids(ids, table.vector)}
         return table.page([found[id] for id in ids if id in found])
 
-    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
-        return rows_checksum(self._numbers(), hear)
-
-    def _numbers(self) -> Iterator[list[int]]:
+    def numbers(self) -> Iterator[list[int]]:
         """Yield numbers of all that is not the vector, page by page."""
         cursor = FIRST
         while True:
@@ -252,6 +249,9 @@ class SecondTable(StagedVectors):
         with self._source.open() as table:
             statement = f"SELECT {table.id} FROM {table.hidden} ORDER BY rowid"
             return [id for (id,) in table.database.execute(statement)]
+
+    def checksum(self, hear: HearRows) -> RowsChecksum:
+        return rows_checksum(self._source.numbers(), hear)
 
     def publish(self, ids: Sequence[StoreId]) -> None:
         with self._source.open() as old:

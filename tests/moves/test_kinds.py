@@ -18,11 +18,12 @@ from app.stores.handles import StoreAddress
 from app.stores.port import Search, StoreLocation
 from app.stores.schemas import NewStore
 from app.stores.service import create_store
-from tests.helpers import CONTEXT, PROJECT, alter, create_encoder
+from tests.helpers import CONTEXT, PROJECT, create_encoder
 from tests.moves.moving import Table
 from tests.stores.cases.base import LiveStoreCase, Rows
 from tests.stores.cases.chroma import ChromaFolderCase
 from tests.stores.cases.qdrant import LocalQdrantCase
+from tests.stores.cases.sqlite_vec import SqliteVecCase
 from tests.stores.moving import NEW_DIM, OLD_DIM, every, rows, translate
 
 
@@ -104,6 +105,24 @@ def test_a_change_of_another_field_leaves_both_vectors_through_every_switch(
     on_sqlite.stores.close()
 
 
+def test_a_run_repairs_what_verify_finds_in_a_store_of_one_application(
+    on_sqlite: Services, tmp_path: Path
+) -> None:
+    case = SqliteVecCase()
+    location = case.fill(tmp_path, some := rows(case, 60))
+    moving = connect(on_sqlite, location, some).plan()
+    for action in ("run", "verify"):
+        assert moving.do(action).state == "succeeded"
+    assert moving.now.next[0] == "finish"
+    case.insert(location, rows(case, 1, 60))
+    moving.do("verify")
+    assert moving.now.next[0] == "run"  # which `verify` asks for
+    for action in ("run", "verify"):
+        assert moving.do(action).state == "succeeded"
+    assert moving.now.next[0] == "finish"
+    on_sqlite.stores.close()
+
+
 def test_the_cutover_of_a_chroma_collection_says_which_function_clients_must_pass(
     on_sqlite: Services, tmp_path: Path
 ) -> None:
@@ -111,10 +130,6 @@ def test_the_cutover_of_a_chroma_collection_says_which_function_clients_must_pas
     location = case.fill(tmp_path, some := rows(case, 60))
     moving = connect(on_sqlite, location, some).plan()
     assert "`get_collection`. Without it Chroma embeds by" in str(moving.row.plan["notes"])
-    moving.do("run")
-    alter(on_sqlite, moving.row, found={"before": {"rows": 60, "checksum": "as it was"}})
-    moving.do("verify")
-    assert moving.now.next[0] == "run"  # which `verify` asks for
     for action in ("run", "verify"):
         assert moving.do(action).state == "succeeded"
     steps.take_step(on_sqlite, CONTEXT, moving.id, "cutover")

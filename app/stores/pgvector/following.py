@@ -8,7 +8,7 @@ time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, LiteralString
@@ -51,7 +51,15 @@ from app.stores.pgvector.tables import (
     states_of,
     traces_of,
 )
-from app.stores.port import Changes, Migration, Page, StoreId, StoreLocation, StoreVectors
+from app.stores.port import (
+    Changes,
+    HearRows,
+    Migration,
+    Page,
+    StoreId,
+    StoreLocation,
+    StoreVectors,
+)
 
 #: captured writes of one transaction, which locks their rows
 CAPTURED_ROWS = 100
@@ -412,8 +420,11 @@ class PgNewVectors(Migration):
         with self._follow("to apply captured writes") as follower:
             follower.apply(changes, vectors)
 
+    def count_different(self, hear: HearRows, apply: Callable[[], object]) -> int | None:
+        return self.requeue_different()
+
     def requeue_different(self, *, only_rewritten: bool = False) -> int | None:
-        """Make rows wait for `apply` that differ between both tables, though no change waits.
+        """Make rows wait for `apply` that differ between both tables, as `count_different`.
 
         only_rewritten  only if PostgreSQL has rewritten a table since both were the same
         """

@@ -13,7 +13,6 @@ from psycopg import sql
 
 from app.errors import DimensionMismatch, InvalidOption, StoreUnsupported
 from app.stores.answers import MAX_TEXT
-from app.stores.common import rows_checksum
 from app.stores.pgvector.checks import another_migration, find_obstacles, new_type
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
 from app.stores.pgvector.filtered import PgFilteredMigration, require_room
@@ -25,12 +24,10 @@ from app.stores.pgvector.tables import PgLayout, PgTable, load_layout, stack_vec
 from app.stores.port import (
     Capabilities,
     Cursor,
-    HearRows,
     Hits,
     Metric,
     Migration,
     Page,
-    RowsChecksum,
     Search,
     Side,
     Store,
@@ -43,9 +40,6 @@ from app.stores.port import (
 
 #: below this number of rows a sample reads all keys
 SMALL_TABLE = 20_000
-
-#: rows that a checksum reads at once
-ROWS_A_FETCH = 10_000
 
 #: the limits of hnsw.ef_search
 LEAST_EF, MAX_EF = 40, 1000
@@ -326,28 +320,6 @@ class PgvectorStore(Store):
             found = layout.seen.read_texts(value, ids)
             payloads = [json.loads(found.get(str(each)) or "{}") for each in ids]
         return Hits(ids, scores, vectors, payloads)
-
-    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
-        """PostgreSQL streams two hashes of each row's text. The order is free."""
-        with self._open("to compute a checksum", long=True) as layout:
-            names = [layout.seen.key.name, *sorted(layout.seen.payload)]
-            query = sql.SQL(
-                "SELECT hashtextextended(h, 0), hashtextextended(h, 1) "
-                "FROM (SELECT {} || ROW({})::text AS h FROM {} t) hashes"
-            ).format(
-                repr(names),
-                sql.SQL(", ").join(sql.Identifier("t", name) for name in names),
-                layout.seen.rows,
-            )
-
-            def pages() -> Iterator[list[int]]:
-                while rows := cursor.fetchmany(ROWS_A_FETCH):
-                    yield [(first << 64) + second for first, second in rows]
-
-            reading = layout.connection.cursor("anchorage_checksum", binary=True)
-            with reading as cursor:
-                cursor.execute(query)
-                return rows_checksum(pages(), hear)
 
     def migration(self, tag: str, dim: int) -> Migration:
         made = PgFilteredMigration if self.location.options.get("where") else PgMigration

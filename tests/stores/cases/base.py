@@ -57,6 +57,10 @@ class StoreCase(ABC):
     def read(self, location: StoreLocation) -> dict[StoreId, tuple[np.ndarray, dict[str, Any]]]:
         """Return the vector and the payload of each row, as the store's clients read them."""
 
+    def contents(self, location: StoreLocation) -> dict[StoreId, dict[str, Any]]:
+        """Return the payload of each row."""
+        return {id: payload for id, (_, payload) in self.read(location).items()}
+
     def remove(self, location: StoreLocation) -> None:  # noqa: B027 (most lie in a temporary folder)
         """Delete the collection."""
 

@@ -202,7 +202,6 @@ def test_repeated_ids_do_not_end_a_scan(moving, client) -> None:
     ]
     client.insert(location.collection, repeated)
     assert every(store, limit=5)[0] == list(range(20))
-    assert store.checksum().rows == 20
     fill_migration(store, migration, limit=5)
     client.insert(location.collection, [{**repeated[0], "id": 99, "text": "late"}])
     migration.cutover(translate)

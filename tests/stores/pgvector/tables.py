@@ -62,6 +62,10 @@ class Table:
             cursor = self.on(connection, statement, values or ())
             return cursor.fetchall() if cursor.description else []
 
+    def contents(self) -> list[Any]:
+        """All that is not the vector."""
+        return self.execute("SELECT to_jsonb(t) - 'embedding' - 'The Vector' FROM {t} t ORDER BY 1")
+
     def on(
         self, connection: psycopg.Connection[Any], statement: str, values: Sequence[Any] = ()
     ) -> psycopg.Cursor[Any]:

@@ -71,7 +71,6 @@ def test_a_store_sees_and_moves_only_its_rows(shared: Table) -> None:
     assert len(store.sample(50).ids) == 30
     assert store.fetch([5, 100, 200]).ids == [5]
     assert list(store.texts([5, 100])) == ["body 5", None]
-    assert store.checksum().rows == 30
     migration = store.migration(TAG, NEW_DIM)
     sweep(store, migration)
     assert migration.count() == 30
@@ -80,9 +79,9 @@ def test_a_store_sees_and_moves_only_its_rows(shared: Table) -> None:
     add(shared, 31, 7, "it's", written[3])  # and clients write meanwhile
     shared.execute("UPDATE {t} SET embedding = %s WHERE id = 4", [text(written[5])])
     shared.execute("DELETE FROM {t} WHERE id = 6")
-    sums = store.checksum()
+    contents = shared.contents()
     migration.cutover(translate)
-    assert store.checksum() == sums  # a client's trigger has touched nothing
+    assert shared.contents() == contents  # a client's trigger has touched nothing
     page = store.scroll(None, 100, "new")
     found = dict(zip(page.ids, page.vectors, strict=True))
     assert found.keys() == {*range(30), 31} - {6}

@@ -110,7 +110,6 @@ def _move(location: StoreLocation, vectors: np.ndarray) -> None:
     """A whole migration, with a search on each side of each step."""
     store = PgvectorStore(location)
     try:
-        store.checksum()
         migration = store.migration(TAG, NEW_DIM)
         fill_migration(store, migration)
         assert migration.requeue_different() == 0

@@ -50,9 +50,7 @@ def test_payloads_and_points_without_the_vector_are_carried(filled) -> None:
         client.set_payload("items", {"number": 101}, points=[1])
         client.upsert("items", [models.PointStruct(id=9, vector={}, payload={"number": 9})])
         client.delete_vectors("items", ["text"], points=[2])
-    checksum = store.checksum()
     migration.cutover(translate)
-    assert store.checksum() == checksum
     with CASE.visit(location) as client:
         found = {point.id: point.payload["number"] for point in client.scroll("items", limit=50)[0]}
     assert found == {each: each for each in (*range(8), 9)} | {1: 101}
