@@ -5,12 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 #: most row numbers that one error lists; it counts the others
 ROWS_SHOWN = 20
+
+#: in the names of tables, collections and aliases that a migration makes
+OURS = re.compile(r"(^|[._-])anchorage[_-][0-9a-f]{8}")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a question about the nearest of the names that are not OURS, else the first ones."""
+    there = sorted(each for each in names if not OURS.search(each))
+    near = get_close_matches(name, there, 1)
+    known = ", ".join(there[:10]) or "none"
+    return f" Did you mean {near[0]!r}?" if near else f" There are: {known}."
 
 
 class AnchorageError(Exception):

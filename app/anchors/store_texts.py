@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.errors import StoreUnsupported
-from app.stores.common import find_text
+from app.stores.common import fill_text
 from app.stores.port import Search, Store, StoreId
 from app.stores.text_templates import parse_template
 
@@ -64,9 +64,7 @@ def shown_text(field: str | None, payload: Mapping[str, Any]) -> str:
     """Return the text of a row on one line; all that it holds where the store has no texts."""
     if field is None:
         return json.dumps(payload, ensure_ascii=False, default=str)
-    template = parse_template(field)
-    text = template.fill({name: find_text(payload, name) for name in template.fields})
-    return " ".join((text or "").split())
+    return " ".join((fill_text(parse_template(field), payload) or "").split())
 
 
 def way_to_texts(services: Services, row: StoreRow) -> str:

@@ -60,7 +60,7 @@ def fill_in(
     name: str, address: str, table: str | None, collection: str | None
 ) -> tuple[str, dict[str, Any]]:
     """Return the table and the fields of a framework's store. Raises typer.BadParameter."""
-    from app.stores.common import did_you_mean
+    from app.errors import did_you_mean
 
     if name not in LAYOUTS:
         raise typer.BadParameter(f"There is no layout {name!r}.{did_you_mean(name, LAYOUTS)}")

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from app.cli import INTERRUPTED
 from app.cli.layouts import LAYOUTS, fill_in
 from app.cli.output import AsJson, print_fields, print_json, print_rows, warn
-from app.cli.service import DEFAULT_URL, Url, connect, in_words_of_commands
+from app.cli.service import DEFAULT_URL, Url, connect, hint, in_words_of_commands
 from app.cli.sources import KINDS, Source, find_encoder
 from app.cli.stores import TextField, VectorField, print_space
 
@@ -31,7 +31,7 @@ class StoreGroup(TyperGroup):
         """Return what is left of the arguments. Raises typer.BadParameter for an unknown step."""
         known = not args or args[0] in self.commands or args[0] == "--help"
         if not known and len(args) > 1 and not any(each.startswith("-") for each in args[:2]):
-            from app.stores.common import did_you_mean  # which imports numpy
+            from app.errors import did_you_mean
 
             near = did_you_mean(args[0], {*self.commands} - {WHOLE})
             raise typer.BadParameter(f"There is no step {args[0]!r}.{near}")
@@ -62,12 +62,8 @@ Fill = Literal["embed", "translate"] | None
 #: states after a switch, with its call, and whose vectors clients see
 SWITCHES = (("cut-over", "cutover", "target"), ("rolled-back", "rollback", "source"))
 
-#: the calls that change what clients see, and what these do meanwhile, by the kind of the store
+#: the calls that change what clients see
 CUTOVER_CALLS = ("cutover", "rollback")
-SWITCH_WORDS = {
-    "pgvector": "It may take a minute.",
-    "chroma": "Stop writes until it answers; then let clients open the collection again.",
-}
 
 #: what a run counts, as `migrate status` says it
 COUNTS = {
@@ -154,7 +150,7 @@ def migrate(
     elif old or any(fields.values()):
         raise typer.BadParameter(
             f"{source} is connected, and keeps its encoder and fields. To change them, disconnect "
-            f"it, and connect it again: anchorage stores disconnect {source}"
+            f"it, and connect it again: {hint(f'stores disconnect {source}')}"
         )
     store = source if place is None else place.store
     with connect(url, store) as client, ExitStack() as undo:  # what a failure takes back
@@ -180,13 +176,13 @@ def migrate(
         else:
             migration = _change(client, migration, choices, limits)
         if only_plan and migration.state != "planned":
-            raise typer.BadParameter(f"It has begun. See: anchorage migrate status {store}")
+            raise typer.BadParameter(f"It has begun. See: {hint(f'migrate status {store}')}")
         if only_plan and as_json:
             print_json({"migration": migration.id, **migration.plan})
         elif migration.state == "planned":
             if not (as_json or is_new):
                 made = migration.data["created_at"]
-                warn(f"As planned at {made}; for a new plan: anchorage migrate abandon {store}")
+                warn(f"As planned at {made}; for a new plan: {hint(f'migrate abandon {store}')}")
             if not as_json:
                 _print_plan(migration.plan, notes=is_new or only_plan)
             if not (yes or only_plan):
@@ -197,7 +193,7 @@ def migrate(
         if layout is not None and "rollback" not in migration.next:
             warn(f"With the cutover: {LAYOUTS[layout].after}")
         if only_plan:
-            warn(f"Nothing is written to the store. To begin: anchorage migrate {store}")
+            warn(f"Nothing is written to the store. To begin: {hint(f'migrate {store}')}")
         else:
             _go_on(migration, cutover, as_json)
 
@@ -212,26 +208,21 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
             found = _find(client, store)
             if question and not yes:
                 if name not in found.next:
-                    steps = ", ".join(found.next) or "plan"
                     passed = found.data["found"].get("verify", {}).get("passed", True)
                     why = "" if passed else ", and `verify` did not pass"
-                    raise typer.BadParameter(f"{store} is {found.state}{why}. Possible: {steps}.")
+                    raise typer.BadParameter(f"{store} is {found.state}{why}. {_next(found.data)}")
                 typer.confirm(question.format(store), abort=True)
             if name in ("run", "verify", "sync"):
                 _complete(found, name, as_json)
             else:
-                _warn_of_switch(found, name)
+                if name in found.next and name in CUTOVER_CALLS:
+                    warn(found.data["plan"].get("switch") or "")
                 getattr(found, name)()
             _report(found.data, as_json, checks=name == "verify")
             if name == "verify" and not _passed(found.data):
                 raise typer.Exit(1)
 
     return step
-
-
-def _warn_of_switch(found: Migration, name: str) -> None:
-    if name in found.next and name in CUTOVER_CALLS:
-        warn(SWITCH_WORDS.get(found.data["plan"].get("kind"), "Stop writes until it answers."))
 
 
 #: the single steps: what each does, and what a person is asked before it
@@ -279,7 +270,7 @@ def _find(client: Client, store: str) -> Migration:
     if (found := _newest(client, store)) is None:
         client.stores.get(store)  # which says if there is none
         raise typer.BadParameter(
-            f"{store} has no migration. To begin: anchorage migrate {store} --target ENCODER"
+            f"{store} has no migration. To begin: {hint(f'migrate {store} --target ENCODER')}"
         )
     return found
 
@@ -305,7 +296,7 @@ def _change(
             end = {"cut-over": "rollback", "running": "pause"}.get(state, "abandon")
             raise typer.BadParameter(
                 f"{store} has a migration with `--{name.replace('_', '-')} {is_now}`. Leave the "
-                f"option out, or first run: anchorage migrate {end} {store}"
+                f"option out, or first run: {hint(f'migrate {end} {store}')}"
             )
     if all(limit is None for limit in limits.values()):
         return migration
@@ -348,7 +339,7 @@ def _complete(migration: Migration, action: str, as_json: bool) -> None:
     except KeyboardInterrupt:
         warn("It goes on in the service, and the same command shows it again.")
         if action == "run":
-            warn(f"To stop it: anchorage migrate pause {migration.data['store']}")
+            warn(f"To stop it: {hint('migrate pause ' + migration.data['store'])}")
         raise typer.Exit(INTERRUPTED) from None
     if migration.data["error"] is not None:
         _report(migration.data, as_json)
@@ -380,10 +371,10 @@ def _report(found: Mapping[str, Any], as_json: bool, *, checks: bool = False) ->
         print_rows(("check", "passed", "detail"), rows, as_json=False)
     facts, error, store = found["progress"], found["error"], found["store"]
     typer.echo(f"The migration {found['id']} of {store} is {found['state']}.")
-    job, calls, interrupted = found["job"], found["next"], False
+    job, calls, interrupted = found["job"], found["next"], found["interrupted"]
     if job and job["state"] in ("queued", "running"):
         typer.echo(f"`{job['action']}` works on it now.")
-    elif interrupted := found["ended_at"] is None and len(calls) == 1:
+    elif interrupted:
         until = " Until then, clients may see either vectors, or get errors."
         warn(f"`{calls[0]}` was interrupted. Run it again.{until * (calls[0] in CUTOVER_CALLS)}")
     counts = [f"{facts[name]:,} {words}" for name, words in COUNTS.items() if facts[name]]
@@ -405,15 +396,23 @@ def _report(found: Mapping[str, Any], as_json: bool, *, checks: bool = False) ->
         detail = in_words_of_commands(error["detail"], store)
         typer.secho(f"ERROR ({error['code']}): {detail}", fg="red", err=True)
         if error["code"] == "limit-reached":
-            warn(f"To go on: anchorage migrate {store} --max-price {facts['price_of_all']:.6g}")
+            limit = f"--max-price {facts['price_of_all']:.6g}"
+            warn(f"To go on: {hint(f'migrate {store} {limit}')}")
     if facts["waiting"]:
         warn(f"{describe_absence(facts['waiting'])}.")
     if calls:
-        # The whole command runs, and verifies too.
-        first = "" if calls[0] == "run" else f"{calls[0]} "
-        others = f" (else: {', '.join(calls[1:])})" if calls[1:] else ""
-        what = "To undo it" if first == "rollback " else "Next"
-        typer.echo(f"{what}: anchorage migrate {first}{store}{others}")
+        typer.echo(_next(found))
+
+
+def _next(found: Mapping[str, Any]) -> str:
+    """Return the commands that are possible now."""
+    if not found["next"]:
+        return f"To begin another: {hint('migrate {store} --target ENCODER'.format(**found))}"
+    first, *others = found["next"]
+    # The whole command runs, and verifies too.
+    command = hint(f"migrate {'' if first == 'run' else f'{first} '}{found['store']}")
+    what = "To undo it" if first == "rollback" else "Next"
+    return f"{what}: {command}" + f" (else: {', '.join(others)})" * bool(others)
 
 
 def _print_plan(plan: Mapping[str, Any], *, notes: bool) -> None:

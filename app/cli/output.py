@@ -39,6 +39,8 @@ def as_text(cell: Any) -> str:
     """Return a cell as a person reads it."""
     if cell is None:
         return ""
+    if isinstance(cell, dict):
+        cell = [f"{name}={each}" for name, each in cell.items()]
     if isinstance(cell, list | tuple):
         return ", ".join(map(str, cell))
     return f"{cell:%Y-%m-%d %H:%M}" if hasattr(cell, "strftime") else str(cell)

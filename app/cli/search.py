@@ -13,6 +13,9 @@ from app.cli.stores import Name
 #: columns of the results, and most characters of a text
 RESULT_COLUMNS, TEXT_SHOWN = ("rank", "id", "score", "text"), 100
 
+#: what the scores of a metric are
+SCORES = {"cosine": "cosine", "dot": "inner product", "euclidean": "minus the (squared) distance"}
+
 
 def search(
     store: Name,
@@ -51,7 +54,7 @@ def search(
         where = f", in the {about['side']} vectors"
         if about["side"] == "old" and about["new_vectors"]:
             where += ", scored by the new ones"
-    where += f"; scores: {'combined' if about['candidates'] else found['metric']}"
+    where += f"; scores: {'combined' if about['candidates'] else SCORES[found['metric']]}"
     typer.echo(f"By {by}{where}.", err=True)
     for each in about["warnings"]:
         warn(in_words_of_commands(each["detail"], store))

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,6 +64,15 @@ STEP = re.compile(r"`(run|verify|sync|cutover|rollback|finish|abandon|pause)`")
 FIELD = re.compile(rf"`({OPTIONS})(?:: ([\w-]+))?`")
 
 
+#: the option that the commands in a hint need: this command's own --url
+URL_OPTION: ContextVar[str] = ContextVar("URL_OPTION", default="")
+
+
+def hint(words: str) -> str:
+    """Return a command to type."""
+    return f"anchorage {words}{URL_OPTION.get()}"
+
+
 @contextmanager
 def connect(url: str, store: str = "STORE") -> Iterator[Client]:
     """Yield the client, and print what is refused in the block. store: for commands in errors.
@@ -74,6 +84,8 @@ def connect(url: str, store: str = "STORE") -> Iterator[Client]:
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     key = os.environ.get("ANCHORAGE_API_KEY")
+    is_usual = url == os.environ.get("ANCHORAGE_URL", DEFAULT_URL)
+    URL_OPTION.set("" if is_usual else f" --url {url}")
     try:
         with Client(url, api_key=key, timeout=TIMEOUT_S) as client:
             yield client
@@ -93,7 +105,8 @@ def explain(error: AnchorageError, url: str, store: str) -> str:
     """Return what is wrong and what to do."""
     if error.code == "no-answer":
         way = "by the same `anchorage migrate ADDRESS`, or by `anchorage serve`"
-        return f"No service answers at {url}. Start it as before ({way}), or correct --url."
+        then = "" if store == "STORE" else f" Then: {hint(f'migrate status {store}')}"
+        return f"No service answers at {url}. Start it as before ({way}), or correct --url.{then}"
     text = in_words_of_commands(error.problem.get("detail", error.detail), store)
     return f"{text} Set ANCHORAGE_API_KEY." if error.status == 401 else text
 
@@ -108,5 +121,6 @@ def in_words_of_commands(text: str, store: str = "STORE") -> str:
 
     for call, command in CALLS.items():
         text = re.sub(call, command, text)
-    text = STEP.sub(r"`anchorage migrate \1 STORE`", text)
-    return FIELD.sub(option, text).replace(" STORE`", f" {store}`")
+    text = STEP.sub(r"`anchorage migrate \1 STORE`", text).replace("migrate run ", "migrate ")
+    text = FIELD.sub(option, text).replace(" STORE`", f" {store}`")
+    return re.sub(r"`anchorage (?!serve)([^`]+)`", lambda found: f"`{hint(found[1])}`", text)

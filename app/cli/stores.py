@@ -16,7 +16,7 @@ cli = typer.Typer(
 )
 
 #: columns of `stores list`
-STORE_COLUMNS = ("name", "kind", "address", "collection", "encoder")
+STORE_COLUMNS = ("name", "kind", "address", "collection", "where", "encoder")
 
 TextField = Annotated[
     str | None, typer.Option(help="Column or field of the texts, or a template: {title}: {body}.")

@@ -23,7 +23,7 @@ from app.moves.schemas import MigrationLimits, NewMigration
 from app.moves.service import NextCall
 from app.openai.queries import aliases_of
 from app.stores import service as stores
-from app.stores.registry import has_cutover
+from app.stores.registry import SWITCHES, has_cutover
 from app.types import EncoderKind, MigrationState, Scope
 
 router = APIRouter()
@@ -73,7 +73,7 @@ def confirm_step(
         move=move,
         call=call,
         words=_calls(move.row.store)[call],
-        meanwhile=wording.SWITCHES.get(move.row.store.kind, ""),
+        meanwhile=SWITCHES.get(move.row.store.kind, ""),
         store=name,
     )
 

@@ -197,14 +197,6 @@ def button_of(words: CallWords, state: MigrationState) -> str:
     return "Continue" if is_continued else words.button
 
 
-#: what happens to clients while a cutover or a rollback works, by the kind of the store
-SWITCHES = {
-    "pgvector": "It takes a moment: writes wait, and reads go on. A search or a write that meets "
-    "it can fail once: repeat it.",
-    "chroma": "Stop writes until it is done. Clients then open the collection again.",
-    **dict.fromkeys(("qdrant", "milvus"), "Stop writes until it is done. Searches go on."),
-}
-
 #: what a store without a cutover is after `finish`
 KEPT_EMBEDDED = (
     "This store keeps the old vectors: to search the new ones here, connect them as another store."

@@ -49,7 +49,7 @@ from app.moves.service import possible_calls, require_price
 from app.search.compare import compare_once
 from app.stores import queries as store_queries
 from app.stores import service as stores
-from app.stores.registry import has_cutover
+from app.stores.registry import SWITCHES, has_cutover
 from app.translate import estimate as translator_reports
 from app.translate import fit as translators
 from app.translate.maps import FitRequest
@@ -104,7 +104,7 @@ def plan_migration(
     asks = bool(reading.texts) and not compare_once(services, context, store.encoder, target, store)
     plan: dict[str, Any] = {
         "store": wanted.store,
-        "kind": store.kind,
+        "switch": SWITCHES.get(store.kind),
         "source": store.encoder.name,
         "target": target.name,
         "fill": fill,

@@ -156,6 +156,7 @@ class MigrationAnswer(BaseModel):
         "well."
     )
     job: MigrationJob | None = Field(description="Its last job. Null before the first.")
+    interrupted: bool = Field(description="A step was interrupted: call the only `next`.")
     next: list[NextCall] = Field(description="The calls that are possible now.")
     created_at: datetime = Field(description="When it was planned.")
     ended_at: datetime | None = Field(
@@ -180,6 +181,7 @@ class MigrationAnswer(BaseModel):
             found=row.found,
             error=found.error,
             job=job and MigrationJob(id=job.id, action=action, state=JobState(job.state)),
+            interrupted=found.is_interrupted,
             next=list(found.next),
             created_at=row.created_at,
             ended_at=row.ended_at,

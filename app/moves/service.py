@@ -77,7 +77,10 @@ class MigrationStatus:
     @property
     def next(self) -> list[str]:
         """Return the calls that are possible now, the most likely first."""
-        return next_calls(self.row, busy=self.is_busy)
+        calls, failed = next_calls(self.row, busy=self.is_busy), None
+        if self.job and self.error and self.row.state == MigrationState.filled:
+            failed = self.job.arguments["action"]
+        return sorted(calls, key=lambda call: call != failed)
 
     @property
     def error(self) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +23,7 @@ from app.errors import (
 )
 from app.stores.answers import MAX_TEXT
 from app.stores.port import Cursor, HearRows, Page, RowsChecksum, StoreId, StoreVectors
+from app.stores.text_templates import TextTemplate
 from app.types import is_unicode
 
 #: parts of a collection that a sample reads, and most rows of one
@@ -89,8 +89,10 @@ def find_text(payload: Mapping[str, Any], field: str) -> str | None:
     return text if text and is_unicode(text) else None  # no encoder reads half of a character
 
 
-#: in the names of tables, collections and aliases that a migration makes
-OURS = re.compile(r"(^|[._-])anchorage[_-][0-9a-f]{8}")
+def fill_text(template: TextTemplate, payload: Mapping[str, Any]) -> str | None:
+    """Return the text that a template makes of a payload."""
+    return template.fill({name: find_text(payload, name) for name in template.fields})
+
 
 #: most characters of a fault that an error repeats
 FAULT_SHOWN = 300
@@ -148,14 +150,6 @@ def fault_of(store: str, text: str, *, filtered: bool = False) -> AnchorageError
         f"{store} failed: {shown}. Try again; if it fails again, ask the operator to look at its "
         "log."
     )
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a question about the nearest of the names that are not OURS, else the first ones."""
-    there = sorted(each for each in names if not OURS.search(each))
-    near = get_close_matches(name, there, 1)
-    known = ", ".join(there[:10]) or "none"
-    return f" Did you mean {near[0]!r}?" if near else f" There are: {known}."
 
 
 class SharedClient:

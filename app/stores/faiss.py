@@ -17,25 +17,9 @@ from faiss.contrib.factory_tools import reverse_index_factory
 from numpy.typing import NDArray
 
 from app.errors import StoreChanged, StoreUnsupported
+from app.stores import port as base
 from app.stores.common import as_json, random_runs, row_number, rows_checksum, store_faults
-from app.stores.port import (
-    Capabilities,
-    Cursor,
-    HearRows,
-    Hits,
-    Metric,
-    NewVectors,
-    Page,
-    RowsChecksum,
-    Search,
-    Side,
-    Store,
-    StoreFacts,
-    StoreId,
-    StoreLocation,
-    StoreNote,
-    StoreVectors,
-)
+from app.stores.port import Cursor, Hits, Page, Search, Side, StoreId, StoreVectors
 from app.stores.staged import StagedVectors
 
 STORE = "The FAISS store"
@@ -46,7 +30,7 @@ ROWS_AT_ONCE = 10_000
 #: how far the length of a vector may be from 1, for inner products to count as cosines
 UNIT_TOLERANCE = 0.02
 
-POSITIONS = StoreNote(
+POSITIONS = base.StoreNote(
     "ids-are-positions",
     "The index stores no ids, so that a row's id is its position. Wrap it in an `IndexIDMap2` for "
     "ids that stay when rows are deleted.",
@@ -81,7 +65,7 @@ class LoadedIndex:
                 "file.",
                 field="collection",
             )
-        self.metric: Metric = "euclidean"
+        self.metric: base.Metric = "euclidean"
         if inner.metric_type == faiss.METRIC_INNER_PRODUCT:
             some = self.find(self.sorted[:: max(1, len(ids) // 256)].tolist())[1]
             lengths = np.linalg.norm(some, axis=1)
@@ -120,12 +104,12 @@ class LoadedIndex:
         return made
 
 
-class FaissStore(Store):
+class FaissStore(base.Store):
     """An index file in a folder."""
 
-    capabilities = Capabilities()
+    capabilities = base.Capabilities()
 
-    def __init__(self, location: StoreLocation) -> None:
+    def __init__(self, location: base.StoreLocation) -> None:
         self.location = location
         self.folder = Path(location.url.removeprefix("file://"))
         self.path = self.folder / location.collection
@@ -160,9 +144,9 @@ class FaissStore(Store):
 
     # --- reading ------------------------------------------------------------------------------
 
-    def facts(self) -> StoreFacts:
+    def facts(self) -> base.StoreFacts:
         index = self.load()
-        return StoreFacts(
+        return base.StoreFacts(
             rows=len(index.sorted),
             dim=index.inner.d,
             metric=index.metric,
@@ -186,7 +170,7 @@ class FaissStore(Store):
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
         return Page(*self.load().find(ids))
 
-    def migration(self, tag: str, dim: int) -> NewVectors:
+    def migration(self, tag: str, dim: int) -> base.NewVectors:
         return SecondFile(self, tag, dim)
 
     def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
@@ -221,7 +205,7 @@ class SecondFile(StagedVectors):
         ids: list[StoreId] = self._source.load().sorted.tolist()
         return ids
 
-    def checksum(self, hear: HearRows) -> RowsChecksum:
+    def checksum(self, hear: base.HearRows) -> base.RowsChecksum:
         return rows_checksum([[row_number(as_json(id)) for id in self.ids()]], hear)
 
     def publish(self, ids: Sequence[StoreId]) -> None:

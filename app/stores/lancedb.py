@@ -26,25 +26,9 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
+from app.stores import port as base
 from app.stores.common import as_json, page_of, row_number, rows_checksum, store_faults
-from app.stores.port import (
-    Capabilities,
-    Cursor,
-    HearRows,
-    Hits,
-    Metric,
-    NewVectors,
-    Page,
-    RowsChecksum,
-    Search,
-    Side,
-    Store,
-    StoreFacts,
-    StoreId,
-    StoreLocation,
-    StoreNote,
-    StoreVectors,
-)
+from app.stores.port import Cursor, Hits, Page, Search, Side, StoreId, StoreVectors
 from app.stores.staged import StagedVectors
 
 STORE = "The LanceDB store"
@@ -56,14 +40,14 @@ IDS_A_FILTER, ROWS_A_BATCH = 1000, 10_000
 FLOATS = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
 
 #: LanceDB's distances
-DISTANCES: dict[str, Metric] = {"cosine": "cosine", "dot": "dot", "l2": "euclidean"}
+DISTANCES: dict[str, base.Metric] = {"cosine": "cosine", "dot": "dot", "l2": "euclidean"}
 
-TWO_COLUMNS = StoreNote(
+TWO_COLUMNS = base.StoreNote(
     "two-columns-of-vectors",
     "After the run, the table has two columns of vectors. Where their sizes are equal, "
     "LanceDB refuses searches without `vector_column_name`: let your application send it.",
 )
-FUNCTION = StoreNote(
+FUNCTION = base.StoreNote(
     "embedding-function",
     "LanceDB embeds rows and queries of this table by a registered function, which is the old "
     "model's. Copy the table without it: `db.create_table('copy', "
@@ -117,12 +101,12 @@ class LanceColumns:
         return page_of(ids, found, self.kind.list_size)
 
 
-class LancedbStore(Store):
+class LancedbStore(base.Store):
     """A table of a LanceDB database."""
 
-    capabilities = Capabilities(filters=True)
+    capabilities = base.Capabilities(filters=True)
 
-    def __init__(self, location: StoreLocation) -> None:
+    def __init__(self, location: base.StoreLocation) -> None:
         self.location = location
         self.folder = Path(location.url.removeprefix("file://"))
         self._database: Any = None
@@ -181,13 +165,13 @@ class LancedbStore(Store):
 
     # --- reading ------------------------------------------------------------------------------
 
-    def facts(self) -> StoreFacts:
+    def facts(self) -> base.StoreFacts:
         found = self.open()
         kind = found.kind
         with faults():
             rows = found.dataset.count_rows()  # with a filter, it would read all vectors
             embeds = b"embedding_functions" in (found.table.schema.metadata or {})
-        return StoreFacts(
+        return base.StoreFacts(
             rows=rows,
             dim=kind.list_size,
             metric=DISTANCES[self.distance(found)],
@@ -261,7 +245,7 @@ class LancedbStore(Store):
             )
         return hits
 
-    def migration(self, tag: str, dim: int) -> NewVectors:
+    def migration(self, tag: str, dim: int) -> base.NewVectors:
         return SecondColumn(self, tag, dim)
 
 
@@ -290,7 +274,7 @@ class SecondColumn(StagedVectors):
         with faults():
             return int(old.dataset.count_rows(filter=f"{quoted(old.vector)} IS NOT NULL"))
 
-    def checksum(self, hear: HearRows) -> RowsChecksum:
+    def checksum(self, hear: base.HearRows) -> base.RowsChecksum:
         found = self._source.open()
         with faults():
             batches = found.dataset.to_batches(columns=found.others)
@@ -348,7 +332,7 @@ def is_vector(kind: pa.DataType) -> bool:
     return bool(pa.types.is_fixed_size_list(kind)) and kind.value_type in FLOATS
 
 
-def find_id(location: StoreLocation, schema: pa.Schema) -> str:
+def find_id(location: base.StoreLocation, schema: pa.Schema) -> str:
     """Return the column of ids. Raises StoreUnsupported if there is none that can be used."""
     id = location.id_field or "id"
     kind = schema.field(id).type if id in schema.names else pa.null()
@@ -363,7 +347,7 @@ def find_id(location: StoreLocation, schema: pa.Schema) -> str:
     return id
 
 
-def find_vector(location: StoreLocation, schema: pa.Schema) -> str:
+def find_vector(location: base.StoreLocation, schema: pa.Schema) -> str:
     """Return the column of vectors."""
     own = [field.name for field in schema if is_vector(field.type)]
     choice = [each for each in own if "_anchorage_" not in each]

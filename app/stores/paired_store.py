@@ -16,7 +16,7 @@ import numpy as np
 
 from app.errors import MigrationActive, StoreChanged, StoreUnavailable, StoreUnsupported
 from app.stores.answers import MAX_CONTENT_BYTES, read_parts, rows_a_read
-from app.stores.common import as_json, attempts, find_text, page_of
+from app.stores.common import as_json, attempts, fill_text, find_text, page_of
 from app.stores.port import (
     Cursor,
     Hits,
@@ -31,7 +31,6 @@ from app.stores.port import (
     StoreVectors,
     TextPage,
 )
-from app.stores.text_templates import TextTemplate
 
 #: rows that are compared, copied or deleted at once
 ROWS_A_PAGE = 1000
@@ -311,11 +310,8 @@ class PairedStore(Store):
         template, sides = self.text_template(), self.find_sides()
         keep = sides.phase == "open"
         rows, cursor = self._serve(sides.old, cursor, limit, content=True, keep=keep)
-        texts = [self.text_of(row, template) for row in rows]
+        texts = [fill_text(template, row.payload) for row in rows]
         return TextPage([row.id for row in rows], texts, cursor)
-
-    def text_of(self, row: StoredRow, template: TextTemplate) -> str | None:
-        return template.fill({name: find_text(row.payload, name) for name in template.fields})
 
     def _serve(
         self, place: Any, cursor: Cursor | None, limit: int, *, content: bool, keep: bool

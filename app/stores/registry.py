@@ -23,6 +23,13 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
 #: kinds without a cutover, and where their new vectors are: their only application opens these
 EMBEDDED = {"lancedb": "column", "sqlite-vec": "table", "faiss": "file"}
 
+#: what clients meet while a cutover or a rollback works, by the kind of the store
+SWITCHES = {
+    "pgvector": "Writes wait at its end. A call that meets it can fail once: repeat it.",
+    "chroma": "Stop writes until it is done. Clients then open the collection again.",
+    **dict.fromkeys(("qdrant", "milvus"), "Stop writes until it is done. Searches go on."),
+}
+
 
 def has_cutover(kind: str) -> bool:
     """Return whether a store of this kind can show its clients the new vectors."""

@@ -113,6 +113,11 @@ class StoreEntryOut(RowModel):
         description="Column or payload field with the text, or a template of several. Null: there "
         "is none.",
     )
+    where: dict[str, Any] | None = Field(
+        None,
+        validation_alias=AliasPath("options", "options", "where"),
+        description="Values of columns that only its rows have. Null: it has all rows.",
+    )
     encoder: str = Field(
         validation_alias=AliasPath("encoder", "name"), description="Encoder whose vectors it holds."
     )

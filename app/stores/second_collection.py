@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import StoreChanged, StoreUnsupported, WrongState
+from app.stores.common import fill_text
 from app.stores.paired_store import ROWS_A_PAGE, PairedStore, Phase, Sides, StoredRow, stack_rows
 from app.stores.port import (
     Changes,
@@ -147,12 +148,12 @@ class SecondCollection(Migration):
         if not rows or self._store.location.text_field is None:
             return []
         template = self._store.text_template()
-        texts = {row.id: self._store.text_of(row, template) for row in rows}
+        texts = {row.id: fill_text(template, row.payload) for row in rows}
         there = self._store.rows_of(place, list(texts), vectors=False, content=True)
         return [
             id
             for id, row in there.items()
-            if (texts[id] or "").strip() and texts[id] == self._store.text_of(row, template)
+            if (texts[id] or "").strip() and texts[id] == fill_text(template, row.payload)
         ]
 
     def apply(self, changes: Changes, vectors: StoreVectors) -> None:

@@ -201,9 +201,9 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
                 end = f"{path}/rollback and {path}/abandon, or {path}/finish"
             user = f"migration {active.id} ({active.state})"
             refuse_in_use(f"store {name!r}", [user], f"First {end}.")
-        refuse_in_use(
-            f"store {name!r}", aliases.aliases_of(session, row), "First DELETE /aliases/NAME."
-        )
+        users = aliases.aliases_of(session, row)
+        ways = [each.replace("the name ", "DELETE /aliases/").replace("'", "") for each in users]
+        refuse_in_use(f"store {name!r}", users, f"First {' and '.join(ways)}.")
         session.delete(row)
         record_audit(session, context, "delete", "store", name)
     with suppress(AddressNotListed):

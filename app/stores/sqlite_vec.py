@@ -19,24 +19,9 @@ import numpy as np
 import sqlite_vec
 
 from app.errors import StoreChanged, StoreUnavailable, StoreUnsupported
+from app.stores import port as base
 from app.stores.common import as_json, random_runs, row_number, rows_checksum, store_faults
-from app.stores.port import (
-    Capabilities,
-    Cursor,
-    HearRows,
-    Hits,
-    Metric,
-    NewVectors,
-    Page,
-    RowsChecksum,
-    Search,
-    Side,
-    Store,
-    StoreFacts,
-    StoreId,
-    StoreLocation,
-    StoreVectors,
-)
+from app.stores.port import Cursor, Hits, Page, Search, Side, StoreId, StoreVectors
 from app.stores.staged import StagedVectors
 
 STORE = "The sqlite-vec store"
@@ -45,7 +30,7 @@ STORE = "The sqlite-vec store"
 ROWS_AT_ONCE, MAX_RESULTS = 500, 4096
 
 #: distances of vec0
-DISTANCES: dict[str, Metric] = {"cosine": "cosine", "l2": "euclidean"}
+DISTANCES: dict[str, base.Metric] = {"cosine": "cosine", "l2": "euclidean"}
 
 #: the text of a vec0 table's definition, and one of its columns of vectors
 DEFINITION = re.compile(r"using\s+vec0\s*\((.*)\)\s*$", re.IGNORECASE | re.DOTALL)
@@ -107,12 +92,12 @@ class VecTable:
         return Page([row[1] for row in rows], stacked([row[2] for row in rows], self.dim), cursor)
 
 
-class SqliteVecStore(Store):
+class SqliteVecStore(base.Store):
     """A vec0 table of a SQLite file."""
 
-    capabilities = Capabilities()
+    capabilities = base.Capabilities()
 
-    def __init__(self, location: StoreLocation) -> None:
+    def __init__(self, location: base.StoreLocation) -> None:
         self.location = location
         self.path = Path(location.url.removeprefix("file://"))
 
@@ -142,10 +127,10 @@ class SqliteVecStore(Store):
 
     # --- reading ------------------------------------------------------------------------------
 
-    def facts(self) -> StoreFacts:
+    def facts(self) -> base.StoreFacts:
         with self.open() as table:
             rows = table.count()
-        return StoreFacts(
+        return base.StoreFacts(
             rows=rows, dim=table.dim, metric=DISTANCES[table.distance], vector_field=table.vector
         )
 
@@ -178,7 +163,7 @@ class SqliteVecStore(Store):
             yield [row_number(as_json(row[1:])) for row in found]
             cursor = found[-1][0]
 
-    def migration(self, tag: str, dim: int) -> NewVectors:
+    def migration(self, tag: str, dim: int) -> base.NewVectors:
         return SecondTable(self, tag, dim)
 
     def read_field(self, ids: Sequence[StoreId], field: str) -> Sequence[str | None]:
@@ -250,7 +235,7 @@ class SecondTable(StagedVectors):
             statement = f"SELECT {table.id} FROM {table.hidden} ORDER BY rowid"
             return [id for (id,) in table.database.execute(statement)]
 
-    def checksum(self, hear: HearRows) -> RowsChecksum:
+    def checksum(self, hear: base.HearRows) -> base.RowsChecksum:
         return rows_checksum(self._source.numbers(), hear)
 
     def publish(self, ids: Sequence[StoreId]) -> None:

@@ -84,7 +84,11 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "Note (search-works)" not in printed  # the plan had it
     assert "is filled" in printed
     assert "Next: anchorage migrate cutover docs" in printed
-    assert "Possible: cutover, sync, run" in terminal.refusal("migrate", "finish", "docs")
+    possible = "is filled. Next: anchorage migrate cutover docs (else: sync, run, verify, abandon)"
+    assert possible in terminal.refusal("migrate", "finish", "docs")
+    url = terminal.environment["ANCHORAGE_URL"].replace("127.0.0.1", "localhost")
+    printed = terminal.ok("migrate", "status", "docs", "--url", url)
+    assert f"Next: anchorage migrate cutover docs --url {url}" in printed
     assert "Missing argument" in terminal.refusal("migrate", "rollback")
     assert "Nothing is cut over" in terminal.refusal("migrate", "rollback", "docs")
     np.testing.assert_array_equal(vectors(table), before)
@@ -117,7 +121,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "Restore a backup, disconnect" in terminal.refusal("migrate", "rollback", "docs")
     terminal.ok("stores", "name", "docs", "ours")
     named = terminal.refusal("stores", "disconnect", "docs")
-    assert "the name 'ours'. First `anchorage stores unname NAME`." in named
+    assert "the name 'ours'. First `anchorage stores unname ours`." in named
     assert "is deleted" in terminal.ok("stores", "unname", "ours")
 
 

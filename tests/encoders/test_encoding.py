@@ -83,6 +83,8 @@ def test_a_model_above_the_limit_is_refused_before_it_is_read(models):
     spec = EncoderSpec("sentence-transformers", "toy")
     with pytest.raises(EncoderUnavailable, match="ANCHORAGE_MODEL_BYTES"):
         find_model(spec, ModelSources(models, largest=1_000))
+    with pytest.raises(EncoderUnavailable, match=r"downloaded\. Did you mean 'toy'\?"):
+        find_model(EncoderSpec("sentence-transformers", "toys"), ModelSources(models))
 
 
 @pytest.mark.parametrize(

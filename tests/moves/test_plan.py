@@ -12,24 +12,10 @@ import psycopg
 import pytest
 import torch
 
+from app import errors
 from app.anchors import service as anchor_sets
 from app.context import Services
 from app.db.cache import Cache
-from app.errors import (
-    AnchorsNotEmbedded,
-    Conflict,
-    DimensionMismatch,
-    EncoderNeedsVectors,
-    InvalidRequest,
-    MigrationActive,
-    MissingField,
-    NonFinite,
-    NotFound,
-    QualityBelowMinimum,
-    StoreUnsupported,
-    UnknownOption,
-    WrongSpace,
-)
 from app.moves import steps
 from app.stores.schemas import NewStore
 from app.stores.service import create_store
@@ -109,19 +95,19 @@ def test_a_plan_makes_long_fits_itself(table: Table) -> None:
 
 def test_vectors_of_another_encoder_are_refused_unless_forced(begin: Callable[..., Table]) -> None:
     table = begin(encode(items(ROWS, 8), OLD_DIM, 7).numpy())
-    with pytest.raises(WrongSpace, match="'other'") as refused:
+    with pytest.raises(errors.WrongSpace, match="'other'") as refused:
         table.plan()
     assert refused.value.field == "store"
     assert refused.value.more["space"]["likeliest"] == "other"
     forced = table.plan(force_space=True)
     assert forced.row.plan["space"]["forced"] is True
     steps.take_step(table.services, CONTEXT, forced.id, "abandon")
-    with pytest.raises(WrongSpace, match="wrong way"):
+    with pytest.raises(errors.WrongSpace, match="wrong way"):
         table.plan(target="other")
 
 
 def test_a_store_without_a_text_field_cannot_be_embedded(begin: Callable[..., Table]) -> None:
-    with pytest.raises(StoreUnsupported, match="`text_field: body`"):
+    with pytest.raises(errors.StoreUnsupported, match="`text_field: body`"):
         begin(text_field=None).plan(fill="embed")
 
 
@@ -129,7 +115,7 @@ def test_anchors_that_are_not_related_are_refused_unless_forced(table: Table) ->
     factors = items(300, 5)
     shuffled = {"old": old(factors), "new": new(factors).roll(7, 0)}
     anchor_sets.create_anchor_set(table.services, CONTEXT, name="shuffled", embeddings=shuffled)
-    with pytest.raises(QualityBelowMinimum, match="/anchor-sets/shuffled/report") as refused:
+    with pytest.raises(errors.QualityBelowMinimum, match="/anchor-sets/shuffled/report") as refused:
         table.plan(anchor_set="shuffled")
     assert refused.value.field == "anchor_set"
     forced = table.plan(anchor_set="shuffled", force_space=True)
@@ -142,7 +128,7 @@ def test_a_store_with_rows_of_two_encoders_is_refused_unless_forced(
     vectors = VECTORS.copy()
     vectors[::10] = encode(items(ROWS, 8), OLD_DIM, 7).numpy()[::10]
     table = begin(vectors)
-    with pytest.raises(WrongSpace, match="look like 'other'") as refused:
+    with pytest.raises(errors.WrongSpace, match="look like 'other'") as refused:
         table.plan()
     space = refused.value.more["space"]
     assert space["verdict"] == "mixed"
@@ -160,7 +146,7 @@ def test_a_table_has_one_migration_at_a_time_however_many_plan_one(table: Table)
     def attempt(_: int) -> str:
         try:
             return table.plan().id
-        except MigrationActive as error:
+        except errors.MigrationActive as error:
             return error.code
 
     with ThreadPoolExecutor(4) as pool:
@@ -168,7 +154,7 @@ def test_a_table_has_one_migration_at_a_time_however_many_plan_one(table: Table)
     [planned] = answers - {"migration-active"}
     assert len(answers) == 2
     for store in (table.table, "same"):
-        with pytest.raises(MigrationActive, match="is planned") as refused:
+        with pytest.raises(errors.MigrationActive, match="is planned") as refused:
             table.plan(store=store)
         assert refused.value.more == {"migration": planned}
     steps.take_step(table.services, CONTEXT, planned, "abandon")
@@ -178,14 +164,14 @@ def test_a_table_has_one_migration_at_a_time_however_many_plan_one(table: Table)
 @pytest.mark.parametrize(
     ("changes", "error", "field"),
     [
-        ({"store": "none"}, NotFound, "store"),
-        ({"target": "old"}, InvalidRequest, "target"),
-        ({"target": "lonely"}, AnchorsNotEmbedded, None),
-        ({"options": {"ridge": 3.0}}, UnknownOption, "options.ridge"),
-        ({"fill": "embed"}, EncoderNeedsVectors, "fill"),
-        ({"anchor_set": None}, MissingField, "anchor_set"),
-        ({"max_price": 1.0}, MissingField, "price_per_million_tokens"),
-        ({"min_quality": {"recall": 0.999}}, QualityBelowMinimum, None),
+        ({"store": "none"}, errors.NotFound, "store"),
+        ({"target": "old"}, errors.InvalidRequest, "target"),
+        ({"target": "lonely"}, errors.AnchorsNotEmbedded, None),
+        ({"options": {"ridge": 3.0}}, errors.UnknownOption, "options.ridge"),
+        ({"fill": "embed"}, errors.EncoderNeedsVectors, "fill"),
+        ({"anchor_set": None}, errors.MissingField, "anchor_set"),
+        ({"max_price": 1.0}, errors.MissingField, "price_per_million_tokens"),
+        ({"min_quality": {"recall": 0.999}}, errors.QualityBelowMinimum, None),
     ],
 )
 def test_wrong_fields_are_refused_by_name(
@@ -204,11 +190,11 @@ def test_wrong_fields_are_refused_by_name(
         (
             "ALTER TABLE {0} DROP COLUMN embedding; ALTER TABLE {0} ADD COLUMN embedding vector(5) "
             "DEFAULT '[1,2,3,4,5]'",
-            (DimensionMismatch, Conflict),
+            (errors.DimensionMismatch, errors.Conflict),
             ".",
         ),
-        ("DELETE FROM {}", InvalidRequest, "no row"),
-        ("UPDATE {} SET embedding = embedding - embedding", NonFinite, "zero or not finite"),
+        ("DELETE FROM {}", errors.InvalidRequest, "no row"),
+        ("UPDATE {} SET embedding = embedding - embedding", errors.NonFinite, "zero or not finite"),
     ],
 )
 def test_a_store_that_cannot_be_moved_is_refused(

@@ -6,23 +6,12 @@ import asyncio
 
 import pytest
 
+from app import errors
 from app.anchors import service as anchor_sets
 from app.context import RequestContext
 from app.db import resources, tables
 from app.encoders import encoding
 from app.encoders import service as encoders
-from app.errors import (
-    AnchorsNotEmbedded,
-    Conflict,
-    DatabaseUnavailable,
-    EncoderNeedsVectors,
-    EncoderUnavailable,
-    InUse,
-    NameTaken,
-    NotExactlyOne,
-    NotFound,
-    StoreUnsupported,
-)
 from app.openai import queries, service
 from app.openai.schemas import EmbeddingsRequest, NewAlias
 from app.stores import service as stores
@@ -61,7 +50,7 @@ def resolved(services, name, project=PROJECT):
     """The encoder, target and anchor set of a model; None for one that is not there."""
     try:
         model = service.find_model(services, project, name)
-    except NotFound:
+    except errors.NotFound:
         return None
     target = model.target
     return model.encoder.name, target and target.encoder.name, target and target.anchor_set.name
@@ -75,13 +64,13 @@ def row_of(services, table, name):
 @pytest.mark.parametrize(
     ("model", "error"),
     [
-        ("m->b", NotFound),
-        ("nothing", NotFound),
-        ("alias", NotFound),
-        ("m->nothing@s", NotFound),
-        ("m->b@nothing", NotFound),
-        ("a->b@s", EncoderNeedsVectors),
-        ("free->b@s", AnchorsNotEmbedded),
+        ("m->b", errors.NotFound),
+        ("nothing", errors.NotFound),
+        ("alias", errors.NotFound),
+        ("m->nothing@s", errors.NotFound),
+        ("m->b@nothing", errors.NotFound),
+        ("a->b@s", errors.EncoderNeedsVectors),
+        ("free->b@s", errors.AnchorsNotEmbedded),
     ],
 )
 def test_a_model_that_no_request_could_name_is_refused(named, model, error):
@@ -119,20 +108,20 @@ def test_an_alias_of_a_store_is_not_moved_and_goes_when_it_is_deleted(named):
     assert resolved(named, "x", OTHERS.project) is None
     assert put(named, "x", "m->b@s").id == first.id
     add_store(named, "free")
-    with pytest.raises(NameTaken, match=r"belongs to the model 'm->b@s'.*DELETE /aliases/x"):
+    with pytest.raises(errors.NameTaken, match=r"belongs to the model 'm->b@s'.*DELETE /aliases/x"):
         put(named, "x", store="docs")
     assert put(named, "x", "free").id == first.id
     assert resolved(named, "x") == ("free", None, None)
     service.delete_alias(named, CONTEXT, "x")
     put(named, "x", store="docs")
-    with pytest.raises(NameTaken, match="belongs to the store 'docs'"):
+    with pytest.raises(errors.NameTaken, match="belongs to the store 'docs'"):
         put(named, "x", "free")
     service.delete_alias(named, CONTEXT, "x")
     stores.delete_store(named, CONTEXT, "docs")
     put(named, "x", "free")
-    with pytest.raises(NotFound, match=r"no encoder or name 'xx'. Did you mean 'x'\?"):
+    with pytest.raises(errors.NotFound, match=r"no encoder or name 'xx'. Did you mean 'x'\?"):
         service.find_model(named, PROJECT, "xx")
-    with pytest.raises(InUse, match="encoder 'free' is used by the name 'x'"):
+    with pytest.raises(errors.InUse, match="encoder 'free' is used by the name 'x'"):
         encoders.delete_encoder(named, CONTEXT, "free")
     service.delete_alias(named, CONTEXT, "x")
     encoders.delete_encoder(named, CONTEXT, "free")
@@ -141,11 +130,11 @@ def test_an_alias_of_a_store_is_not_moved_and_goes_when_it_is_deleted(named):
 
 
 def test_names_are_unique_among_aliases_and_encoders(named):
-    with pytest.raises(NameTaken, match="An encoder named 'a' exists") as caught:
+    with pytest.raises(errors.NameTaken, match="An encoder named 'a' exists") as caught:
         put(named, "a", "m")
     assert caught.value.field == "name"
     put(named, "x", "m->b@s")
-    with pytest.raises(NameTaken, match="A name 'x' exists"):
+    with pytest.raises(errors.NameTaken, match="A name 'x' exists"):
         create_encoder(named, "x", 2)
     create_encoder(named, "x", 2, OTHERS)
     named.names.forget()
@@ -155,7 +144,7 @@ def test_names_are_unique_among_aliases_and_encoders(named):
 
 def test_what_an_alias_names_cannot_be_deleted(named):
     put(named, "y", "m->b@s")
-    with pytest.raises(InUse, match="anchor set 's' is used by the name 'y'"):
+    with pytest.raises(errors.InUse, match="anchor set 's' is used by the name 'y'"):
         anchor_sets.delete_anchor_set(named, CONTEXT, "s")
     of = {name: row_of(named, tables.EncoderRow, name) for name in ("a", "b", "m")}
     with named.db.transaction() as session:
@@ -168,7 +157,7 @@ def test_the_database_refuses_to_delete_what_an_alias_names(named):
     """The alias may be created between the check and the deletion."""
     put(named, "x", "free")
     row = row_of(named, tables.EncoderRow, "free")
-    with pytest.raises(Conflict), named.db.transaction() as session:
+    with pytest.raises(errors.Conflict), named.db.transaction() as session:
         resources.remove(session, row)
 
 
@@ -230,7 +219,7 @@ def test_the_alias_of_a_store_makes_the_vectors_that_its_clients_see(
     if target is not None:
         move(named, target, state)
     if model is None:
-        with pytest.raises(EncoderUnavailable, match=r"does not run 'a'.* Migrate the store"):
+        with pytest.raises(errors.EncoderUnavailable, match=r"does not run 'a'.* Migrate the"):
             service.find_model(named, PROJECT, "docs-vectors")
     else:
         assert service.find_model(named, PROJECT, "docs-vectors").id == model
@@ -271,7 +260,7 @@ def test_vectors_that_were_begun_before_a_switch_are_made_again(named, monkeypat
 
 def test_without_the_database_only_a_store_at_rest_is_remembered(named, monkeypatch):
     def fail():
-        raise DatabaseUnavailable("away")
+        raise errors.DatabaseUnavailable("away")
 
     add_store(named, "m")
     put(named, "x", store="docs")
@@ -289,24 +278,24 @@ def test_without_the_database_only_a_store_at_rest_is_remembered(named, monkeypa
     now[0] += 0.2
     assert service.find_model(named, PROJECT, "x").id == "m"
     now[0] += 0.1
-    with pytest.raises(DatabaseUnavailable):
+    with pytest.raises(errors.DatabaseUnavailable):
         service.find_model(named, PROJECT, "x")
 
 
 def test_an_alias_of_a_store_is_refused_where_it_cannot_follow_and_keeps_the_store(named):
     for body in ({}, {"model": "m", "store": "docs"}):
-        with pytest.raises(NotExactlyOne):
+        with pytest.raises(errors.NotExactlyOne):
             put(named, "x", **body)
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(errors.NotFound) as caught:
         put(named, "x", store="docs")
     assert caught.value.field == "store"
     add_store(named, "m", kind="faiss")
-    with pytest.raises(StoreUnsupported, match="opens the new vectors itself"):
+    with pytest.raises(errors.StoreUnsupported, match="opens the new vectors itself"):
         put(named, "x", store="docs")
     stores.delete_store(named, CONTEXT, "docs")
     add_store(named, "m")
     put(named, "x", store="docs")
-    with pytest.raises(InUse, match="store 'docs' is used by the name 'x'"):
+    with pytest.raises(errors.InUse, match="store 'docs' is used by the name 'x'"):
         stores.delete_store(named, CONTEXT, "docs")
     service.delete_alias(named, CONTEXT, "x")
     stores.delete_store(named, CONTEXT, "docs")

@@ -14,9 +14,10 @@ from app.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
+    did_you_mean,
 )
 from app.stores.answers import MAX_TEXT
-from app.stores.common import did_you_mean, find_text, row_number, rows_checksum, store_faults
+from app.stores.common import find_text, row_number, rows_checksum, store_faults
 from app.stores.hidden_urls import hide_url
 from app.stores.registry import CONNECTORS, require_known_options
 from app.stores.text_templates import parse_template

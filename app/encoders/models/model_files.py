@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from app.encoders.models.base import EncoderSpec, ModelSources
-from app.errors import EncoderUnavailable
+from app.errors import EncoderUnavailable, did_you_mean
 
 #: files to download from a hub: weights without code, and their descriptions
 HUB_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
 
 
 def find_model(
-    spec: EncoderSpec, sources: ModelSources, *, packaged: Path | None = None
+    spec: EncoderSpec,
+    sources: ModelSources,
+    known: Iterable[str] = (),
+    *,
+    packaged: Path | None = None,
 ) -> tuple[Path, str]:
     """Return (folder, revision) of a model's files. Raises EncoderUnavailable.
 
     Searches the operator's folder first, then the package, then the hub.
 
     revision   digest of the files, or the hub's commit; the one that `spec` names, if it names one
+    known      names of models in installed packages
     packaged   folder of an installed package that contains this model
     """
     path = find_folder(sources.folder, spec.model) or packaged
@@ -30,10 +36,14 @@ def find_model(
         return path, _require_revision(spec, path)
     if any(fnmatchcase(spec.model, pattern) for pattern in sources.hub):
         return _download(spec)
+    root = sources.folder or Path(os.devnull)
+    found = [each.parent for each in (*root.glob("*/config*.json"), *root.glob("*/*/modules.json"))]
+    names = {*known, *(each.relative_to(root).as_posix() for each in found)}
     raise EncoderUnavailable(
-        f"Model {spec.model!r} is not installed where models run, and may not be downloaded. "
-        "Start the service with its folder below ANCHORAGE_MODELS_DIR, or its hub id in "
-        "ANCHORAGE_HUB_MODELS. For an API, POST /encoders with `kind: openai` and `options.url`.",
+        f"Model {spec.model!r} is not installed where models run, and may not be downloaded."
+        f"{did_you_mean(spec.model, names)} Start the service with its folder below "
+        "ANCHORAGE_MODELS_DIR, or its hub id in ANCHORAGE_HUB_MODELS. For an API, POST /encoders "
+        "with `kind: openai` and `options.url`.",
         field="model",
     )
 

@@ -167,13 +167,16 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> SentenceEncod
     Raises EncoderUnavailable, InvalidOption, and anything else for a broken model.
     """
     options = TextOptions.model_validate(dict(spec.options))
+    if find_spec("sentence_transformers") is None:
+        raise ModuleNotFoundError(name="sentence_transformers")
+    # Before the library is loaded, which takes seconds.
+    known = [name for name in PACKAGED_MODELS if "/" not in name and _find_package(name)]
+    folder, revision = find_model(spec, sources, known, packaged=_find_package(spec.model))
+    _refuse_pickles(spec.model, folder)
     make_importable()
-    # First of all: without the extra, a missing package is the cause.
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 
-    folder, revision = find_model(spec, sources, packaged=_find_package(spec.model))
-    _refuse_pickles(spec.model, folder)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would fill the log
     dtype = None if options.dtype is None else ENCODER_DTYPES[options.dtype]
     model = SentenceTransformer(

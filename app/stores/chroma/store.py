@@ -10,27 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from app.errors import StoreChanged, StoreUnsupported
+from app.errors import StoreChanged, StoreUnsupported, did_you_mean
+from app.stores import port as base
 from app.stores.chroma.connection import connect, faults
-from app.stores.common import SharedClient, as_json, did_you_mean, random_runs, row_number
+from app.stores.common import SharedClient, as_json, random_runs, row_number
 from app.stores.paired_store import PairedStore, Sides, StoredRow
-from app.stores.port import (
-    Capabilities,
-    Cursor,
-    Hits,
-    Metric,
-    Search,
-    Side,
-    StoreFacts,
-    StoreId,
-    StoreLocation,
-    StoreNote,
-    StoreVectors,
-)
+from app.stores.port import Cursor, Hits, Search, Side, StoreId, StoreVectors
 from app.stores.second_collection import SecondCollection
 
 #: spaces of Chroma
-SPACES: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
+SPACES: dict[str, base.Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
 
 #: ids of a page that its cursor holds
 IDS_IN_CURSOR = 8
@@ -45,24 +34,24 @@ DOCUMENT, RESOURCE = "chroma:document", "chroma:uri"
 CONTENT = ["documents", "metadatas", "uris"]
 
 CHROMA_NOTES = (
-    StoreNote(
+    base.StoreNote(
         "cutover-has-a-gap",
         "Chroma renames one collection at a time. A cutover and a rollback are two renames; "
         "between them, for some milliseconds, no collection has the name.",
     ),
-    StoreNote(
+    base.StoreNote(
         "clients-keep-handles",
         "A Chroma client that opened the collection before a cutover keeps the old "
         "vectors until it calls `get_collection` again. Restart clients after a cutover.",
     ),
-    StoreNote(
+    base.StoreNote(
         "embedding-function-not-kept",
         "The new collection stores no embedding function, because yours makes old vectors. "
         "Clients must send vectors, or pass that of the new encoder to `get_collection`. Without "
         "it Chroma embeds by all-MiniLM-L6-v2, silently: right only if that is the target.",
     ),
 )
-FOLDER_NOTE = StoreNote(
+FOLDER_NOTE = base.StoreNote(
     "one-process-a-folder",
     "While the service has the folder open, no other process may write to it. `finish` deletes the "
     "old collection, but Chroma leaves the file of its index in the folder.",
@@ -74,9 +63,9 @@ class ChromaStore(PairedStore):
     stay valid when a collection is renamed.
     """
 
-    capabilities = Capabilities(filters=True, exact_search=False)
+    capabilities = base.Capabilities(filters=True, exact_search=False)
 
-    def __init__(self, location: StoreLocation) -> None:
+    def __init__(self, location: base.StoreLocation) -> None:
         super().__init__(location, SharedClient(partial(connect, location.url)))
 
     # --- verbs of the second collection -------------------------------------------------------
@@ -196,7 +185,7 @@ class ChromaStore(PairedStore):
 
     # --- reading ------------------------------------------------------------------------------
 
-    def facts_of(self, place: Any) -> StoreFacts:
+    def facts_of(self, place: Any) -> base.StoreFacts:
         dim = self.dim_of(place)
         if not dim:
             raise StoreUnsupported(
@@ -207,7 +196,7 @@ class ChromaStore(PairedStore):
         notes = CHROMA_NOTES[:2] if function is None else CHROMA_NOTES
         if "://" not in self.location.url:
             notes = (*notes, FOLDER_NOTE)
-        return StoreFacts(
+        return base.StoreFacts(
             rows=self.count_rows(place),
             dim=dim,
             metric=_space(place),
@@ -236,7 +225,7 @@ class ChromaStore(PairedStore):
         return [Hits(ids, [base - float(each) for each in found]) for ids, found in columns]
 
 
-def _space(collection: Any) -> Metric:
+def _space(collection: Any) -> base.Metric:
     configuration = collection.configuration_json
     index = configuration.get("hnsw") or configuration.get("spann") or {}
     return SPACES[index.get("space", "l2")]

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from pymilvus import CollectionSchema, DataType, MilvusClient
 
-from app.errors import InvalidFilter, StoreChanged, StoreRefused, StoreUnsupported
+from app.errors import InvalidFilter, StoreChanged, StoreRefused, StoreUnsupported, did_you_mean
 from app.stores import port as base
 from app.stores.answers import MAX_ANSWER_BYTES
-from app.stores.common import as_json, did_you_mean, random_runs, row_number
+from app.stores.common import as_json, random_runs, row_number
 from app.stores.milvus.client import MilvusConnection
 from app.stores.paired_store import ROWS_A_PAGE, PairedStore, Sides, StoredRow, choose_vector
 from app.stores.port import Cursor, Hits, Search, Side, StoreFacts, StoreId, StoreNote, StoreVectors

@@ -18,9 +18,8 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from app.errors import StoreChanged, StoreRefused, StoreUnavailable, StoreUnsupported
+from app.errors import StoreChanged, StoreRefused, StoreUnavailable, StoreUnsupported, did_you_mean
 from app.stores.answers import MAX_ANSWER_BYTES, MAX_CONTENT_BYTES
-from app.stores.common import did_you_mean
 from app.stores.pgvector.connections import StoreConnection
 from app.stores.pgvector.filters import join_vectors, require_dim, select_rows
 from app.stores.port import Cursor, Page, Side, StoreId, StoreLocation, StoreVectors

@@ -15,28 +15,17 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 from qdrant_client import models
 
-from app.errors import InvalidFilter, StoreChanged, StoreUnsupported
+from app.errors import InvalidFilter, StoreChanged, StoreUnsupported, did_you_mean
+from app.stores import port as base
 from app.stores.answers import rows_a_read
-from app.stores.common import as_json, did_you_mean, row_number
+from app.stores.common import as_json, row_number
 from app.stores.paired_store import PairedStore, Sides, StoredRow, choose_vector
-from app.stores.port import (
-    Capabilities,
-    Cursor,
-    Hits,
-    Metric,
-    Search,
-    Side,
-    StoreFacts,
-    StoreId,
-    StoreLocation,
-    StoreNote,
-    StoreVectors,
-)
+from app.stores.port import Cursor, Hits, Search, Side, StoreId, StoreVectors
 from app.stores.qdrant.client import QdrantConnection
 from app.stores.second_collection import SecondCollection
 
 #: name of the metric of each distance that the connector reads
-METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "euclidean"}
+METRICS: dict[str, base.Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "euclidean"}
 
 TAGGED_ALIAS = re.compile(r"anchorage-([0-9a-f]{8})-(old|new)")
 
@@ -86,9 +75,9 @@ class QdrantPlace:
 class QdrantStore(PairedStore):
     """A collection. keeps_lengths is False until `facts` finds that it is not a Cosine one."""
 
-    capabilities = Capabilities(atomic_cutover=True, keeps_lengths=False, filters=True)
+    capabilities = base.Capabilities(atomic_cutover=True, keeps_lengths=False, filters=True)
 
-    def __init__(self, location: StoreLocation) -> None:
+    def __init__(self, location: base.StoreLocation) -> None:
         super().__init__(location, QdrantConnection(location.url, repr(location.collection)))
         self._call = self.connection.call
 
@@ -224,11 +213,11 @@ class QdrantStore(PairedStore):
 
     # --- reading ------------------------------------------------------------------------------
 
-    def facts_of(self, place: QdrantPlace) -> StoreFacts:
+    def facts_of(self, place: QdrantPlace) -> base.StoreFacts:
         dense, metric = place.dense[place.vector], metric_of(place)
         dtype = (dense.datatype or models.Datatype.FLOAT32).value
         self.capabilities = replace(type(self).capabilities, keeps_lengths=metric != "cosine")
-        return StoreFacts(
+        return base.StoreFacts(
             rows=self.count_rows(place),
             dim=dense.size,
             metric=metric,
@@ -237,16 +226,16 @@ class QdrantStore(PairedStore):
             vector_field=place.vector or None,
         )
 
-    def copy_problem(self, place: QdrantPlace) -> StoreNote | None:
+    def copy_problem(self, place: QdrantPlace) -> base.StoreNote | None:
         if self.location.collection == place.name:
-            return StoreNote(
+            return base.StoreNote(
                 "no-alias",
                 f"Clients use the collection {place.name!r} by its own name, which Qdrant cannot "
                 "give to another collection. For a migration, create an alias, let all clients use "
                 "it, and register the store with the alias as `collection`.",
             )
         if place.info.config.params.sharding_method == models.ShardingMethod.CUSTOM:
-            return StoreNote(
+            return base.StoreNote(
                 "custom-sharding",
                 "The collection has shard keys, which a copy would not have, so it cannot be "
                 "migrated. Searches work.",
@@ -398,7 +387,7 @@ def _delete_alias(alias: str) -> models.DeleteAliasOperation:
     return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
 
 
-def metric_of(place: QdrantPlace) -> Metric:
+def metric_of(place: QdrantPlace) -> base.Metric:
     """Return the metric. Raises StoreUnsupported for vectors that cannot be translated."""
     params = place.dense[place.vector]
     dtype = (params.datatype or models.Datatype.FLOAT32).value
