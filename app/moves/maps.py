@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.anchors.samples import SAMPLE_TENSOR
+from app.anchors.spaces import raw_anchors
 from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.errors import Conflict, OutOfRange, StoreChanged
 from app.maths.geometry.space import LARGEST_MAGNITUDE
+from app.maths.quality.index_curves import UNEQUAL_LENGTHS
 from app.maths.translators.translator import Translator, apply_into
 from app.stores.port import StoreVectors
 from app.translate import fit as translators
@@ -50,10 +52,13 @@ class OneWayMap:
     """A translator of all rows, anchors too: native vectors among translated ones found no better
     documents, and many rows may share the vector of an anchor.
 
+    length  that of all vectors of the target, which the rows get: a store that compares lengths
+            finds as much as by cosines; 0: they have several
     device  where it multiplies what is enough to pay; everything else is computed on the CPU
     """
 
     translator: Translator
+    length: float = 0.0
     device: str = "cpu"
 
     @cached_property
@@ -82,6 +87,9 @@ class OneWayMap:
                 torch.from_numpy(out[rows]),
                 torch.from_numpy(undirected[rows]),
             )
+        if self.length:
+            norms = np.linalg.norm(out, axis=1, keepdims=True)
+            out *= np.divide(self.length, norms, out=np.zeros_like(norms), where=norms > 0)
         return MappedPage(out, undirected)
 
     def _map_piece(self, vectors: Tensor, out: Tensor, undirected: Tensor) -> None:
@@ -148,7 +156,10 @@ def build_maps(
     assert request.source is not None
     back = replace(request, source=request.target, target=request.source)
     backward = translators.fit(services, context, target, source, back)
-    maps = MigrationMaps(OneWayMap(served.translator), OneWayMap(backward.translator))
+    maps = MigrationMaps(
+        OneWayMap(served.translator, _length_of(services, target)),
+        OneWayMap(backward.translator, _length_of(services, source)),
+    )
     return BuiltMaps(
         services.blobs.put(_dump(maps)),
         maps,
@@ -157,6 +168,13 @@ def build_maps(
         served,
         warnings.warnings_about_pair(services, source, target),
     )
+
+
+def _length_of(services: Services, space: tables.SpaceRow) -> float:
+    """Return the length of all anchors; 0 where they have several."""
+    lengths = raw_anchors(services, space).float().norm(dim=1)
+    least, most = (each.item() for each in lengths.aminmax())
+    return lengths.mean().item() if most <= UNEQUAL_LENGTHS * least else 0.0
 
 
 def _find_pair(
@@ -196,6 +214,7 @@ def _dump(maps: MigrationMaps) -> dict[str, Tensor]:
     parts = {
         "forward": TRANSLATOR.dump(maps.forward.translator),
         "backward": TRANSLATOR.dump(maps.backward.translator),
+        "lengths": {"": torch.tensor([maps.forward.length, maps.backward.length])},
     }
     return {  # copies: both maps share tensors where the target is the model of the old vectors
         f"{part}/{name}": tensor.clone()
@@ -209,9 +228,10 @@ def _load(tensors: Mapping[str, Tensor], device: str) -> MigrationMaps:
     for key, tensor in tensors.items():
         part, _, name = key.partition("/")
         parts.setdefault(part, {})[name] = tensor
+    lengths = parts.get("lengths", {"": torch.zeros(2)})[""].tolist()
     return MigrationMaps(
-        OneWayMap(TRANSLATOR.load(parts["forward"]), device),
-        OneWayMap(TRANSLATOR.load(parts["backward"]), device),
+        OneWayMap(TRANSLATOR.load(parts["forward"]), lengths[0], device),
+        OneWayMap(TRANSLATOR.load(parts["backward"]), lengths[1], device),
     )
 
 

@@ -61,6 +61,17 @@ def test_a_target_with_the_vectors_of_the_source_has_maps(paired: Services) -> N
     assert load_maps(another_process(paired), row_of(built.digest)) is not None
 
 
+def test_rows_get_the_length_that_all_vectors_of_the_target_have(paired: Services) -> None:
+    create_encoder(paired, "unit", 5)
+    rows = {"old": some(60, 6), "unit": torch.nn.functional.normalize(some(60, 5, 3)).half()}
+    anchor_sets.create_anchor_set(paired, CONTEXT, name="units", embeddings=rows)
+    built = build_maps(paired, CONTEXT, FitRequest("old", "unit", "units", "auto", {}))
+    maps = load_maps(another_process(paired), row_of(built.digest))
+    page = maps.forward.map_rows(np.concatenate([some(50, 6, 20).numpy(), np.zeros((1, 6))]))
+    assert np.allclose(np.linalg.norm(page.vectors, axis=1), [1] * 50 + [0], atol=1e-3)
+    assert np.ptp(np.linalg.norm(maps.backward.map_rows(page.vectors).vectors[:50], axis=1)) > 0.1
+
+
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])
 def test_no_vector_stops_a_page(
     paired: Services, monkeypatch: pytest.MonkeyPatch, device: str
