@@ -21,6 +21,7 @@ from app.jobs import worker as runner
 from app.jobs.periodic import Periodic
 from app.jobs.worker import Leases
 from app.moves.run import run_migration
+from app.moves.steps import complete_switches
 from app.moves.sync import sync_all
 from app.ops import retention
 from app.search.compare import run_compare
@@ -79,14 +80,15 @@ class Worker:
         stopping = self._stopping.is_set
         renew_s = min(RENEW_S, services.lease_s / RENEWALS)
         self._renewals = Periodic("renew leases", renew_s, self._leases.renew)
-        sync = partial(sync_all, services, due={}, stopping=stopping)
-        check = partial(check_all, services, stopping=stopping)
-        delete = partial(retention.delete_old, services, stopping=stopping)
-        self._others = (
-            Periodic("synchronise stores", SYNC_S, sync),
-            Periodic("check encoders", CHECK_ENCODERS_S, check),
-            Periodic("delete old rows", DELETE_OLD_S, delete),
-        )
+        self._others = [
+            Periodic(name, every_s, partial(call, services, stopping=stopping))
+            for name, every_s, call in (
+                ("complete switches", SYNC_S, complete_switches),
+                ("synchronise stores", SYNC_S, partial(sync_all, due={})),
+                ("check encoders", CHECK_ENCODERS_S, check_all),
+                ("delete old rows", DELETE_OLD_S, retention.delete_old),
+            )
+        ]
 
     @property
     def alive(self) -> bool:

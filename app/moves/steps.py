@@ -9,7 +9,7 @@ be repeated.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,11 +29,12 @@ from app.errors import (
     StoreUnavailable,
     Unavailable,
 )
+from app.moves import queries, service
 from app.moves.context import MigrationContext, open_migration, without_url
 from app.moves.lease import LEASE_S, Lease, take_lease
 from app.moves.queries import STEP, TRANSLATED_BACK, WINDOW
 from app.moves.service import MigrationStatus, find_migration, hand_over, refuse_unless_possible
-from app.moves.sync import drain_held
+from app.moves.sync import drain_held, logging_errors
 from app.stores.port import OLD_SIZE, StoreId, StoreVectors
 from app.stores.registry import has_cutover
 from app.types import MigrationState
@@ -166,6 +167,22 @@ def _record(context: RequestContext, held: Lease, step: str, news: dict[str, Any
         error=None,
         ended_at=at if step in ("finish", "abandon") else None,
     )
+
+
+def complete_switches(services: Services, *, stopping: Callable[[], bool]) -> None:
+    """Complete the switches of killed processes where clients find neither side meanwhile."""
+    with services.db.transaction() as session:
+        rows = queries.idle_in(session, service.CALL_STATES["sync"])
+    for row in rows:
+        step = row.position.get(STEP)
+        if stopping() or step not in ("cutover", "rollback"):
+            continue
+        with logging_errors(services, row, f"complete the {step} of migration %s"):
+            store = services.stores.open(services.stores.location(row.store))
+            if not store.capabilities.atomic_cutover:
+                with take_lease(services, row.id):  # raises while another process works on it
+                    pass
+                take_step(services, RequestContext(row.project), row.id, step)
 
 
 def is_unchanged(error: AnchorageError) -> bool:

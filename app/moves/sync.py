@@ -63,7 +63,7 @@ def sync_all(
         begun, looked = time.monotonic(), None
         if begun < due.get(row.id, begun) or row.position.get(queries.STEP):
             continue
-        with _logging(services, row, "synchronise migration %s"):
+        with logging_errors(services, row, "synchronise migration %s"):
             store = services.stores.open(services.stores.location(row.store))
             window, is_quick = row.position.get(WINDOW), store.capabilities.captures_writes
             # Others compare all rows: `sync` and a step do, and this once a switch is over.
@@ -80,7 +80,7 @@ def sync_all(
 
 
 @contextmanager
-def _logging(services: Services, row: tables.MigrationRow, what: str) -> Iterator[None]:
+def logging_errors(services: Services, row: tables.MigrationRow, what: str) -> Iterator[None]:
     """Log the errors of one migration: the rows after it still have their turn."""
     try:
         with without_url(services, row):

@@ -15,22 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from app.errors import MigrationActive, StoreChanged, StoreUnavailable, StoreUnsupported
+from app.stores import port as base
 from app.stores.answers import MAX_CONTENT_BYTES, read_parts, rows_a_read
 from app.stores.common import as_json, attempts, fill_text, find_text, page_of
-from app.stores.port import (
-    Cursor,
-    Hits,
-    Page,
-    Search,
-    Side,
-    Store,
-    StoreFacts,
-    StoreId,
-    StoreLocation,
-    StoreNote,
-    StoreVectors,
-    TextPage,
-)
+from app.stores.port import Cursor, Hits, Page, Search, Side, StoreId, StoreVectors
 
 #: rows that are compared, copied or deleted at once
 ROWS_A_PAGE = 1000
@@ -47,7 +35,7 @@ RESULTS_A_CALL = 50_000
 #: served pages whose rows are remembered until they are written
 PAGES_REMEMBERED = 8
 
-NOT_COMPARED = StoreNote(
+NOT_COMPARED = base.StoreNote(
     "writes-not-captured",
     "The store does not report writes of other clients. `run`, `sync`, `verify` and `cutover` find "
     "them by comparing ids and all that a row holds besides this vector, so a write that changes "
@@ -104,14 +92,14 @@ class Sides:
         return found
 
 
-class PairedStore(Store):
+class PairedStore(base.Store):
     """A store whose migration is a second collection. A connector defines the verbs; each can be
     repeated after a crash.
 
     connection  to the store's server or folder, opened when it is first used
     """
 
-    def __init__(self, location: StoreLocation, connection: Any) -> None:
+    def __init__(self, location: base.StoreLocation, connection: Any) -> None:
         self.location, self.connection = location, connection
         self._served: deque[dict[StoreId, StoredRow]] = deque(maxlen=PAGES_REMEMBERED)
         self._served_lock = threading.Lock()
@@ -129,10 +117,10 @@ class PairedStore(Store):
         """
 
     @abstractmethod
-    def facts_of(self, place: Any) -> StoreFacts:
+    def facts_of(self, place: Any) -> base.StoreFacts:
         """Return a place as it is now, with the notes of this kind of store."""
 
-    def copy_problem(self, place: Any) -> StoreNote | None:
+    def copy_problem(self, place: Any) -> base.StoreNote | None:
         """Return why a place cannot be replaced by a copy; None if it can."""
         return None
 
@@ -231,7 +219,7 @@ class PairedStore(Store):
 
     # --- reading ------------------------------------------------------------------------------
 
-    def facts(self) -> StoreFacts:
+    def facts(self) -> base.StoreFacts:
         place = self.find_sides().visible
         facts, problem = self.facts_of(place), self.copy_problem(place)
         notes = (problem or NOT_COMPARED, *facts.notes)
@@ -306,12 +294,12 @@ class PairedStore(Store):
         rows, cursor = self._serve(place, cursor, limit, content=keep, keep=keep)
         return Page([row.id for row in rows], stack_rows(rows, self.dim_of(place)), cursor)
 
-    def scroll_texts(self, cursor: Cursor | None, limit: int) -> TextPage:
+    def scroll_texts(self, cursor: Cursor | None, limit: int) -> base.TextPage:
         template, sides = self.text_template(), self.find_sides()
         keep = sides.phase == "open"
         rows, cursor = self._serve(sides.old, cursor, limit, content=True, keep=keep)
         texts = [fill_text(template, row.payload) for row in rows]
-        return TextPage([row.id for row in rows], texts, cursor)
+        return base.TextPage([row.id for row in rows], texts, cursor)
 
     def _serve(
         self, place: Any, cursor: Cursor | None, limit: int, *, content: bool, keep: bool

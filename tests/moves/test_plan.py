@@ -22,28 +22,19 @@ from app.stores.service import create_store
 from app.translate import fit as translators
 from app.translate.maps import FitRequest
 from tests.helpers import CONTEXT, create_encoder, some
-from tests.moves.moving import (
-    NEW_DIM,
-    OLD_DIM,
-    Moving,
-    Table,
-    begin_table,
-    encode,
-    items,
-    new,
-    old,
-    old_vectors,
-)
+from tests.moves import moving as world
+from tests.moves.moving import NEW_DIM, OLD_DIM, Table, encode, items, new, old
 from tests.pgvector_server import PgvectorServer
 
 ROWS = 700
-VECTORS = old_vectors(ROWS, 8)
+VECTORS = world.old_vectors(ROWS, 8)
 
 
 @pytest.fixture
 def begin(on_sqlite: Services, pgvector_server: PgvectorServer) -> Iterator[Callable[..., Table]]:
     """Makes a table of VECTORS or of others."""
-    yield lambda vectors=VECTORS, **more: begin_table(on_sqlite, pgvector_server, vectors, **more)
+    given = (on_sqlite, pgvector_server)
+    yield lambda vectors=VECTORS, **more: world.begin_table(*given, vectors, **more)
     on_sqlite.stores.close()
 
 
@@ -63,7 +54,7 @@ def tables_of(server: PgvectorServer) -> list[Any]:
         return named + connection.execute("SELECT count(*) FROM pg_trigger").fetchall()
 
 
-def notes_of(planned: Moving) -> dict[str, str]:
+def notes_of(planned: world.Moving) -> dict[str, str]:
     return {note["code"]: note["detail"] for note in planned.row.plan["notes"]}
 
 

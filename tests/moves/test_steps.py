@@ -9,17 +9,8 @@ import numpy as np
 import psycopg
 import pytest
 
+from app import errors
 from app.context import RequestContext, WorkTurns
-from app.errors import (
-    AnchorageError,
-    NotFound,
-    NotVerified,
-    OldSizeTrigger,
-    StoreChanged,
-    StoreUnavailable,
-    StoreUnsupported,
-    WrongState,
-)
 from app.moves import service as migrations
 from app.moves import steps
 from app.moves.context import clients_see_new, open_migration
@@ -63,7 +54,7 @@ def test_a_cutover_that_breaks_a_trigger_needs_force(verified: Moving) -> None:
     verified.execute(
         f"CREATE TRIGGER fills BEFORE UPDATE ON {{}} FOR EACH ROW EXECUTE FUNCTION {function}()"
     )
-    with pytest.raises(OldSizeTrigger, match="fills"):
+    with pytest.raises(errors.OldSizeTrigger, match="fills"):
         take(verified, "cutover")
     assert (verified.state, sees(verified, OLD_DIM)) == ("filled", True)
     steps.take_step(verified.services, CONTEXT, verified.id, "cutover", force=True)
@@ -93,7 +84,7 @@ def test_a_store_moves_back_and_forth_and_then_belongs_to_the_new_encoder(
     failed = {**found["verify"], "passed": False}
     alter(verified.services, verified.now.row, found={**found, "verify": failed})
     assert verified.now.next == ["verify", "rollback", "sync"]
-    with pytest.raises(NotVerified, match="so `finish` waits"):
+    with pytest.raises(errors.NotVerified, match="so `finish` waits"):
         take(verified, "finish")
     alter(verified.services, verified.now.row, found=found)
     ended = take(verified, "finish")
@@ -130,12 +121,12 @@ def test_a_row_without_a_direction_does_not_stop_a_rollback_to_not_null(moving: 
 
 
 def test_a_cutover_needs_a_verification_that_passed(filled: Moving) -> None:
-    with pytest.raises(NotVerified, match="Call `verify`") as raised:
+    with pytest.raises(errors.NotVerified, match="Call `verify`") as raised:
         take(filled, "cutover")
     assert raised.value.more["found"] is None
     use_a_poor_index(filled, f"anchorage_{filled.id[:8]}_new")
     filled.do("verify")
-    with pytest.raises(NotVerified, match=r"below 0\.900") as raised:
+    with pytest.raises(errors.NotVerified, match=r"below 0\.900") as raised:
         take(filled, "cutover")
     assert raised.value.more["estimated"]["index_recall"] == 0.9
     assert raised.value.more["found"]["index"]["after"] < 0.8
@@ -143,7 +134,7 @@ def test_a_cutover_needs_a_verification_that_passed(filled: Moving) -> None:
 
 
 def test_another_project_finds_no_migration(verified: Moving) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(errors.NotFound):
         steps.take_step(verified.services, RequestContext("other"), verified.id, "cutover")
 
 
@@ -176,9 +167,9 @@ def test_a_process_that_ends_in_a_step_leaves_it_to_be_repeated(
     seen = clients_see_new(verified.services, verified.now.row)
     assert seen == ((step, done) in [("cutover", 1), ("finish", 0)])
     for other in {"cutover", "rollback", "finish", "abandon"} - {step}:
-        with pytest.raises(WrongState, match=f"Call `{step}` again"):
+        with pytest.raises(errors.WrongState, match=f"Call `{step}` again"):
             take(verified, other)
-    with pytest.raises(WrongState, match=f"Call `{step}` again"):
+    with pytest.raises(errors.WrongState, match=f"Call `{step}` again"):
         verified.queue("verify")
     after = {"cutover": "cut-over", "rollback": "rolled-back"}.get(step, f"{step}ed")
     assert take(verified, step).row.state == after
@@ -190,7 +181,7 @@ def test_steps_that_wait_leave_threads_for_other_requests(moving: Moving) -> Non
     def abandon(_: int) -> str:
         try:
             return take(moving, "abandon").row.state
-        except AnchorageError as error:
+        except errors.AnchorageError as error:
             return error.code
 
     with ThreadPoolExecutor(2 * STEPS) as pool:
@@ -211,13 +202,13 @@ def test_a_step_that_the_store_refuses_leaves_every_other_call_possible(
     def refuse(step: str) -> list[str]:
         with verified.connect() as client, client.transaction():
             client.execute(f"SELECT count(*) FROM {verified.table}")  # noqa: S608
-            with pytest.raises(StoreUnavailable, match="Other transactions"):
+            with pytest.raises(errors.StoreUnavailable, match="Other transactions"):
                 take(verified, step)
         assert "step" not in verified.now.row.position
         return verified.now.next
 
     verified.execute("ALTER TABLE {} RENAME COLUMN embedding TO other")
-    with pytest.raises((StoreChanged, StoreUnsupported)):
+    with pytest.raises((errors.StoreChanged, errors.StoreUnsupported)):
         take(verified, "cutover")
     verified.execute("ALTER TABLE {} RENAME COLUMN other TO embedding")
     assert refuse("cutover") == ["cutover", "sync", "run", "verify", "abandon"]
@@ -235,7 +226,7 @@ def test_a_lost_table_after_a_cutover_is_not_answered_by_an_impossible_advice(
 ) -> None:
     take(verified, "cutover")
     verified.execute(f"ALTER TABLE anchorage_{verified.id[:8]}_old RENAME TO lost")
-    with pytest.raises(StoreChanged, match=r"Restore it; .*`finish` it if it is\."):
+    with pytest.raises(errors.StoreChanged, match=r"Restore it; .*`finish` it if it is\."):
         take(verified, "rollback")
     assert verified.now.next == ["rollback", "finish", "sync", "verify"]
     verified.execute(f"ALTER TABLE lost RENAME TO anchorage_{verified.id[:8]}_old")

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import sql
 
 from app.errors import DimensionMismatch, InvalidOption, StoreUnsupported
+from app.stores import port as base
 from app.stores.answers import MAX_TEXT
 from app.stores.pgvector.checks import another_migration, find_obstacles, new_type
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections, StoreConnection
@@ -21,22 +22,7 @@ from app.stores.pgvector.indexes import SearchIndex, search_index
 from app.stores.pgvector.mentions import find_mentions
 from app.stores.pgvector.migration import PgMigration
 from app.stores.pgvector.tables import PgLayout, PgTable, load_layout, stack_vectors, states_of
-from app.stores.port import (
-    Capabilities,
-    Cursor,
-    Hits,
-    Metric,
-    Migration,
-    Page,
-    Search,
-    Side,
-    Store,
-    StoreFacts,
-    StoreId,
-    StoreLocation,
-    StoreVectors,
-    TextPage,
-)
+from app.stores.port import Cursor, Hits, Page, Search, Side, StoreId, StoreVectors
 
 #: below this number of rows a sample reads all keys
 SMALL_TABLE = 20_000
@@ -50,7 +36,7 @@ CHEAP_COST, FEW_ROWS_S = 25_000, 5
 
 _DTYPES = {"vector": "float32", "halfvec": "float16"}
 
-_DISTANCES: dict[Metric, sql.SQL] = {
+_DISTANCES: dict[base.Metric, sql.SQL] = {
     "cosine": sql.SQL("<=>"),
     "dot": sql.SQL("<#>"),
     "euclidean": sql.SQL("<->"),
@@ -70,12 +56,12 @@ def text_columns(table: PgTable, fields: Sequence[str], row: str) -> list[sql.Co
     return [cut.format(sql.Identifier(row, each), MAX_TEXT) for each in fields]
 
 
-class PgvectorStore(Store):
+class PgvectorStore(base.Store):
     """One table. options: `ef_search`, `probes`, `type`, `where`."""
 
-    capabilities = Capabilities(captures_writes=True, atomic_cutover=True, filters=True)
+    capabilities = base.Capabilities(captures_writes=True, atomic_cutover=True, filters=True)
 
-    def __init__(self, location: StoreLocation) -> None:
+    def __init__(self, location: base.StoreLocation) -> None:
         self.location = location
         self.connections = PgConnections(location.url)
 
@@ -84,7 +70,7 @@ class PgvectorStore(Store):
         with self.connections.use(action, long=long) as connection:
             yield load_layout(connection, self.location)
 
-    def facts(self) -> StoreFacts:
+    def facts(self) -> base.StoreFacts:
         with self._open("to describe the table", long=True) as layout:
             seen = layout.seen
             [(rows, size)] = layout.connection.run(
@@ -97,7 +83,7 @@ class PgvectorStore(Store):
             if seen.dim is None:
                 seen.require_one_size()
             obstacles = find_obstacles(layout) if seen.selected is None else []
-            return StoreFacts(
+            return base.StoreFacts(
                 rows=int(rows),
                 dim=seen.read_dim(),
                 metric="cosine" if index is None else index.metric,
@@ -124,7 +110,7 @@ class PgvectorStore(Store):
             page = table.read_page(*table.next_rows(cursor, limit))
             return Page(page.ids, page.vectors, page.ids[-1] if len(page.ids) == limit else None)
 
-    def scroll_texts(self, cursor: Cursor | None, limit: int) -> TextPage:
+    def scroll_texts(self, cursor: Cursor | None, limit: int) -> base.TextPage:
         """One query reads keys and texts, without the vectors."""
         template = self.text_template()
         fields = template.fields
@@ -141,7 +127,7 @@ class PgvectorStore(Store):
             rows = layout.connection.cursor(binary=True).execute(query, values).fetchall()
         ids = [key for key, *_ in rows]
         texts = [template.fill(dict(zip(fields, each, strict=True))) for _, *each in rows]
-        return TextPage(ids, texts, ids[-1] if len(ids) == limit else None)
+        return base.TextPage(ids, texts, ids[-1] if len(ids) == limit else None)
 
     def sample(self, count: int, seed: int = 0) -> Page:
         """Return rows of random pages of the table; of a small table, random rows."""
@@ -191,7 +177,7 @@ class PgvectorStore(Store):
             ]
 
     def _nearest(
-        self, layout: PgLayout, wanted: Search, index: SearchIndex | None, metric: Metric
+        self, layout: PgLayout, wanted: Search, index: SearchIndex | None, metric: base.Metric
     ) -> list[list[Any]]:
         """Return key, distance and perhaps vector of the nearest rows of each query.
 
@@ -306,7 +292,7 @@ class PgvectorStore(Store):
                 "New connections have it. Then call `verify` again."
             )
 
-    def _hits(self, layout: PgLayout, wanted: Search, metric: Metric, rows: list[Any]) -> Hits:
+    def _hits(self, layout: PgLayout, wanted: Search, metric: base.Metric, rows: list[Any]) -> Hits:
         ids = [row[0] for row in rows]
         scores = [float(1 - row[1] if metric == "cosine" else -row[1]) for row in rows]
         vectors = payloads = None
@@ -321,7 +307,7 @@ class PgvectorStore(Store):
             payloads = [json.loads(found.get(str(each)) or "{}") for each in ids]
         return Hits(ids, scores, vectors, payloads)
 
-    def migration(self, tag: str, dim: int) -> Migration:
+    def migration(self, tag: str, dim: int) -> base.Migration:
         made = PgFilteredMigration if self.location.options.get("where") else PgMigration
         return made(self.connections, self.location, tag, dim)
 
