@@ -67,12 +67,15 @@ def confirm_step(
     if call not in move.next:
         migrations.refuse_unless_possible(move.row, call, busy=move.is_busy)
         steps.refuse_unverified(move.row, call)
+    with services.db.transaction() as session:
+        names = aliases_of(session, move.row.store)
     return render(
         request,
         "store_step.html",
         move=move,
         call=call,
         words=_calls(move.row.store)[call],
+        names=names,
         meanwhile=SWITCHES.get(move.row.store.kind, ""),
         store=name,
     )

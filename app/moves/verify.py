@@ -84,6 +84,7 @@ def run_verify(services: Services, held: Lease, progress: Progress) -> JobResult
         checks.append(check_index(move, float(held.row.plan.get("min_recall", 0.95)), report))
     found = {
         "at": tables.now().isoformat(),
+        "applied": held.position.get("applied", 0),
         "passed": all(check.passed is not False for check in checks),
         **{check.name: check.document() for check in checks},
     }

@@ -152,8 +152,9 @@ def _find_tokenizer(model: Any) -> Any:
     """Return a copy of the model's native tokenizer without limit and padding, or None."""
     from tokenizers import Tokenizer
 
-    backend = getattr(getattr(model[0], "tokenizer", None), "backend_tokenizer", None)
-    if backend is None:
+    tokenizer = getattr(model[0], "tokenizer", None)
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)  # a static model has it bare
+    if not isinstance(backend, Tokenizer):
         return None
     copy = Tokenizer.from_str(backend.to_str())
     copy.no_truncation()

@@ -109,7 +109,7 @@ def test_a_model_without_a_pad_token_is_refused(tmp_path):
 def test_a_static_embedding_and_inputs_of_two_roles_in_one_batch(tmp_path):
     folder = static(tmp_path) / "static"
     model = load("static", tmp_path, prompts={"query": "query: "})
-    assert (model.dim, model.identity.pooling) == (8, None)
+    assert (model.dim, model.identity.pooling, model.counts_tokens) == (8, None, True)
     assert model.identity.prompts == {"query": "query: "}
     items = model.prepare(HELLOS, InputRole.query) + model.prepare(HELLOS, InputRole.document)
     queries = by_library(folder, HELLOS, prompt="query: ")
