@@ -111,7 +111,7 @@ def world(latency_s: float) -> Iterator[World]:
             "encoder": "old",
         }
         made.call("POST", "/stores", name="docs", text_field="body", **store)
-        made.call("PUT", f"/aliases/{NAME}", store="docs")
+        made.call("PUT", f"/names/{NAME}", store="docs")
         plan: dict[str, Any] = {"store": "docs", "target": "new", "fill": "embed", "min_recall": 0}
         made.migration = made.call("POST", "/migrations", **plan)["id"]
         made.job("run")

@@ -32,7 +32,7 @@ OTHER_CODES = {
 }
 #: what has a code `...-not-found`
 NOUNS = (
-    *("encoder", "anchor-set", "pool", "head", "translator", "alias"),
+    *("encoder", "anchor-set", "pool", "head", "translator", "name"),
     *("store", "migration", "job", "api-key"),
 )
 

@@ -261,6 +261,6 @@ def report_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSe
 def delete_anchor_set(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes a set with its embeddings and translators.
 
-    Fails with `in-use` if a head, a migration or an alias uses it.
+    Fails with `in-use` if a head, a migration or a name uses it.
     """
     anchor_sets.delete_anchor_set(services, context, name)

@@ -50,7 +50,7 @@ CALLS = {
     r"POST /encoders(?![/\w])": "`anchorage encoders add`",
     r"POST /stores(?![/\w])": "`anchorage stores connect`",
     r"DELETE /stores/([\w.-]*\w)": r"`anchorage stores disconnect \1`",
-    r"DELETE /aliases/([\w.-]*\w)": r"`anchorage stores unname \1`",
+    r"DELETE /names/([\w.-]*\w)": r"`anchorage stores unname \1`",
     r"POST /migrations/\w+/(\w+)": r"`anchorage migrate \1 STORE`",
     r"POST /stores/([\w.-]+)/search": r'`anchorage search \1 "a text"`',
     r"GET /(encoders|stores)(?![/\w])": r"`anchorage \1 list`",

@@ -87,7 +87,7 @@ def name_store(
 ) -> None:
     """Give a store a model's name, which follows it through a cutover and a rollback."""
     with connect(url) as client:
-        made = client.aliases.create(name, store=store)
+        made = client.names.create(name, store=store)
     sentence = f"/v1/embeddings with the model {name!r} makes the vectors of {store}."
     answer(made, sentence, as_json=as_json)
 
@@ -100,7 +100,7 @@ def unname_store(
 ) -> None:
     """Delete the name of a store. Applications that use it get errors."""
     with connect(url) as client:
-        client.aliases.delete(name)
+        client.names.delete(name)
     answer({"name": name, "state": "deleted"}, f"The name {name!r} is deleted.", as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""Queries of resources: encoders, sets, pools, heads, aliases, translators, jobs."""
+"""Queries of resources: encoders, sets, pools, heads, names, translators, jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOUN = {
     AnchorSetRow: "anchor set",
     HeadRow: "head",
     PoolRow: "pool",
-    AliasRow: "alias",
+    AliasRow: "name",
     StoreRow: "store",
 }
 
@@ -42,15 +42,15 @@ def by_name(
     *,
     field: str = "name",
     options: Sequence[ORMOption] = (),
-    or_alias: bool = False,
+    or_name: bool = False,
 ) -> Named:
-    """Return the row of that name; or_alias: the error proposes aliases too."""
+    """Return the row of that name; or_name: the error proposes names too."""
     query = select(table).where(table.project == project, table.name == name)
     rows = _read(session, table, query.options(*options))
     row = rows[0] if rows else None
     if row is None:
-        tables: list[type[Named] | type[AliasRow]] = [table, *([AliasRow] if or_alias else [])]
-        what = f"{_NOUN[table]} or name {name!r}" if or_alias else _described(table, name)
+        tables: list[type[Named] | type[AliasRow]] = [table, *([AliasRow] if or_name else [])]
+        what = f"{_NOUN[table]} or name {name!r}" if or_name else _described(table, name)
         detail = f"There is no {what}. {_name_others(session, tables, project, name)}"
         raise NotFound(detail, _NOUN[table], field=field)
     return row

@@ -134,7 +134,7 @@ def connect_store(client: Client, pack: Pack) -> None:
     client.anchor_sets.create(ANCHORS, embeddings=embeddings)
     place: dict[str, Any] = {"kind": "pgvector", "address": ADDRESS, "text_field": "body"}
     client.stores.create(STORE, encoder=OLD, collection=STORE, **place)
-    client.aliases.create(NAME, store=STORE)
+    client.names.create(NAME, store=STORE)
 
 
 def search(client: Client, pack: Pack, console: Console) -> None:

@@ -60,7 +60,7 @@ def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
     "/{name}", status_code=204, summary="Delete an encoder", responses=documented(404, 409, 422)
 )
 def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None:
-    """Deletes an encoder. Fails with `in-use` if a set, head, pool, store or alias uses it."""
+    """Deletes an encoder. Fails with `in-use` if a set, head, pool, store or name uses it."""
     service.delete_encoder(services, context, name)
 
 

@@ -56,7 +56,7 @@ TAGS = {
     "Encoders": "Named functions from inputs to vectors. Begin with `POST /encoders`; an encoder "
     "that you run yourself needs its dimension only.",
     "OpenAI": "What clients of OpenAI, Cohere and Jina call. A `model` is an encoder, "
-    "`encoder->target@anchor-set`, or an alias.",
+    "`encoder->target@anchor-set`, or a name.",
     "Jobs": "Work that outlives a request. Follow it with `GET /jobs/{id}`.",
     "Keys": "API keys, and the record of changes; for callers with the scope `admin`.",
     "Health": "What an orchestrator and Prometheus ask.",

@@ -1,4 +1,4 @@
-"""/v1: OpenAI's embeddings API and reranking; and /aliases: plain names for its models."""
+"""/v1: OpenAI's embeddings API and reranking; and /names: plain names for its models."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from app.http.deps import After, Limit, PathName, ReadContext, Reads, Svc, Write
 from app.http.problems import documented, documented_as_openai
 from app.openai import service
 from app.openai.schemas import (
-    Alias,
-    AliasPage,
     Embeddings,
     EmbeddingsRequest,
+    GivenName,
     ModelList,
-    NewAlias,
+    NamePage,
+    NewName,
     OpenAIModel,
     RerankAnswer,
     RerankRequest,
@@ -35,7 +35,7 @@ from app.types import EncoderKind
 
 router = APIRouter()
 
-MAX_ALIASES_LISTED = 10_000
+MAX_NAMES_LISTED = 10_000
 
 
 @router.post(
@@ -50,7 +50,7 @@ async def create_embeddings(
 ) -> Response:
     """Encodes texts or images, as OpenAI's clients expect it.
 
-    With a model `encoder->target@anchor-set`, the vectors are translated. With the alias of a
+    With a model `encoder->target@anchor-set`, the vectors are translated. With the name of a
     store, they are those that its clients need now. The header `Anchorage-Encoder` says which.
     """
     with watch_departure(call.request):
@@ -91,14 +91,14 @@ def _describe(
     "/v1/models", tags=["OpenAI"], summary="List models", responses=documented_as_openai(400)
 )
 def list_models(services: Svc, project: Reads) -> ModelList:
-    """Returns the encoders that the service runs, and the aliases.
+    """Returns the encoders that the service runs, and the names.
 
     `encoder->target@anchor-set` is a model too, for each set with vectors of both.
     """
     with services.db.transaction() as session:
         rows: list[tables.EncoderRow | tables.AliasRow] = [
             *resources.encoders_but(session, project, EncoderKind.external),
-            *resources.page(session, tables.AliasRow, project, after="", limit=MAX_ALIASES_LISTED),
+            *resources.page(session, tables.AliasRow, project, after="", limit=MAX_NAMES_LISTED),
         ]
     return ModelList(
         data=[service.describe_model(row.name, row.created_at, project) for row in rows]
@@ -114,7 +114,7 @@ def list_models(services: Svc, project: Reads) -> ModelList:
 def get_model(
     model: Annotated[
         str,
-        Path(max_length=400, description="`encoder`, `encoder->target@anchor-set`, or an alias."),
+        Path(max_length=400, description="`encoder`, `encoder->target@anchor-set`, or a name."),
     ],
     services: Svc,
     project: Reads,
@@ -144,50 +144,50 @@ def rerank(
 
 
 @router.put(
-    "/aliases/{name}",
+    "/names/{name}",
     tags=["Encoders"],
-    summary="Create an alias",
+    summary="Create a name",
     responses=documented(400, 404, 409, 413, 415, 422),
 )
-def put_alias(
+def put_name(
     name: PathName,
     context: WriteContext,
-    body: Annotated[NewAlias, json_body(NewAlias)],
+    body: Annotated[NewName, json_body(NewName)],
     services: Svc,
-) -> Alias:
-    """Creates an alias: a name that works as `model` in `/v1`, of a model or a store.
+) -> GivenName:
+    """Creates a name: a name that works as `model` in `/v1`, of a model or a store.
 
     With `store`, it makes the vectors that the store's clients need: by the old encoder before a
     cutover, by the target after it, by the old one again after a rollback; within half a second.
-    Fails with `name-taken` if an encoder, or an alias of another store, has the name.
+    Fails with `name-taken` if an encoder, or a name of another store, has the name.
     """
-    return Alias.model_validate(service.put_alias(services, context, name, body))
+    return GivenName.model_validate(service.put_name(services, context, name, body))
 
 
-@router.get("/aliases", tags=["Encoders"], summary="List aliases", responses=documented(422))
-def list_aliases(services: Svc, project: Reads, after: After = "", limit: Limit = 100) -> AliasPage:
-    """Returns the project's aliases in the order of their names."""
+@router.get("/names", tags=["Encoders"], summary="List names", responses=documented(422))
+def list_names(services: Svc, project: Reads, after: After = "", limit: Limit = 100) -> NamePage:
+    """Returns the project's names in the order of their names."""
     with services.db.transaction() as session:
         rows = resources.page(session, tables.AliasRow, project, after=after, limit=limit)
-    return AliasPage(aliases=[Alias.model_validate(row) for row in rows])
+    return NamePage(names=[GivenName.model_validate(row) for row in rows])
 
 
 @router.get(
-    "/aliases/{name}", tags=["Encoders"], summary="Get an alias", responses=documented(404, 422)
+    "/names/{name}", tags=["Encoders"], summary="Get a name", responses=documented(404, 422)
 )
-def get_alias(name: PathName, services: Svc, project: Reads) -> Alias:
-    """Returns one alias."""
+def get_name(name: PathName, services: Svc, project: Reads) -> GivenName:
+    """Returns one name."""
     with services.db.transaction() as session:
-        return Alias.model_validate(resources.by_name(session, tables.AliasRow, project, name))
+        return GivenName.model_validate(resources.by_name(session, tables.AliasRow, project, name))
 
 
 @router.delete(
-    "/aliases/{name}",
+    "/names/{name}",
     tags=["Encoders"],
     status_code=204,
-    summary="Delete an alias",
+    summary="Delete a name",
     responses=documented(404, 422),
 )
-def delete_alias(name: PathName, services: Svc, context: WriteContext) -> None:
-    """Deletes an alias. Its model or store stays."""
-    service.delete_alias(services, context, name)
+def delete_name(name: PathName, services: Svc, context: WriteContext) -> None:
+    """Deletes a name. Its model or store stays."""
+    service.delete_name(services, context, name)

@@ -1,4 +1,4 @@
-"""The words of OpenAI's embeddings API, of reranking, and of aliases."""
+"""The words of OpenAI's embeddings API, of reranking, and of names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EmbeddingsRequest(Body):
         json_schema_extra={"examples": [{"model": "new->old@faq", "input": ["I lost my card."]}]}
     )
 
-    model: ModelName = Field(description="`encoder`, `encoder->target@anchor-set` or an alias.")
+    model: ModelName = Field(description="`encoder`, `encoder->target@anchor-set` or a name.")
     input: Any = Field(
         description="One text, or a list of texts. For an image encoder, images as base64 or "
         "`data:` URLs. Tokens are refused."
@@ -60,14 +60,14 @@ class Embeddings(BaseModel):
 class OpenAIModel(BaseModel):
     """A model that makes vectors from inputs."""
 
-    id: str = Field(description="`encoder`, an alias, or `encoder->target@anchor-set`.")
+    id: str = Field(description="`encoder`, a name, or `encoder->target@anchor-set`.")
     object: Literal["model"] = Field("model", description="Always `model`.")
     created: int = Field(description="When it was registered, in seconds since 1970.")
     owned_by: str = Field(description="Project that owns it.")
 
 
 class ModelList(BaseModel):
-    """The encoders that the service runs, and the aliases."""
+    """The encoders that the service runs, and the names."""
 
     object: Literal["list"] = Field("list", description="Always `list`.")
     data: list[OpenAIModel] = Field(
@@ -87,7 +87,7 @@ class RerankRequest(Body):
         },
     )
 
-    model: ModelName = Field(description="An encoder that the service runs, or an alias of one.")
+    model: ModelName = Field(description="An encoder that the service runs, or a name of one.")
     query: str = Field(description="What to order the documents by.")
     documents: list[str] = Field(description="Texts.", min_length=1)
     top_n: Annotated[int, Field(ge=1)] | None = Field(
@@ -116,8 +116,8 @@ class RerankAnswer(BaseModel):
     )
 
 
-class NewAlias(Body):
-    """What an alias stands for: a model or a store."""
+class NewName(Body):
+    """What a name stands for: a model or a store."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"store": "articles"}]})
 
@@ -125,14 +125,14 @@ class NewAlias(Body):
         None, description="`encoder` or `encoder->target@anchor-set`. It must exist."
     )
     store: fields.Name | None = Field(
-        None, description="A store with a cutover: the alias makes the vectors that it needs now."
+        None, description="A store with a cutover: the name makes the vectors that it needs now."
     )
 
 
-class Alias(RowModel):
+class GivenName(RowModel):
     """A plain name for a model, or for what a store needs."""
 
-    name: str = Field(description="Name of the alias.", examples=["search"])
+    name: str = Field(description="The name.", examples=["search"])
     model: str | None = Field(
         description="Model that it stands for. Null: it follows a store.", examples=["new->old@faq"]
     )
@@ -144,7 +144,7 @@ class Alias(RowModel):
     created_at: datetime = Field(description="When it was created.")
 
 
-class AliasPage(BaseModel):
-    """Aliases in the order of their names."""
+class NamePage(BaseModel):
+    """Names in the order of their names."""
 
-    aliases: list[Alias] = Field(description="One page of aliases.")
+    names: list[GivenName] = Field(description="One page of names.")

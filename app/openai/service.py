@@ -42,7 +42,7 @@ from app.moves.context import clients_see_new
 from app.openai import queries
 from app.openai.schemas import (
     EmbeddingsRequest,
-    NewAlias,
+    NewName,
     OpenAIModel,
     RerankAnswer,
     RerankRequest,
@@ -106,7 +106,7 @@ def find_model(services: Services, project: str, name: str) -> Model:
             with services.db.transaction() as session:
                 alias, moving = queries.alias(session, project, name)
         if alias is None:
-            return _read_id(services, project, name, or_alias=is_plain)
+            return _read_id(services, project, name, or_name=is_plain)
         model = alias.model or _model_of_store(services, alias, moving)
         until = math.inf if moving is None else since + FOLLOWED_S
         found = _read_id(services, project, model)
@@ -166,8 +166,8 @@ def _model_of_store(
     return f"{other.name}->{wanted.name}@{anchor_set.name}"
 
 
-def _read_id(services: Services, project: str, model: str, *, or_alias: bool = False) -> Model:
-    """Return the model of an id that is no alias; or_alias: a refusal proposes aliases too.
+def _read_id(services: Services, project: str, model: str, *, or_name: bool = False) -> Model:
+    """Return the model of an id that is no alias; or_name: a refusal proposes aliases too.
 
     Raises what `find_model` raises.
     """
@@ -182,7 +182,7 @@ def _read_id(services: Services, project: str, model: str, *, or_alias: bool = F
     name, target, anchor_set = match.groups()
     with services.db.transaction() as session:
         encoder = resources.by_name(
-            session, tables.EncoderRow, project, name, field="model", or_alias=or_alias
+            session, tables.EncoderRow, project, name, field="model", or_name=or_name
         )
     encoding.spec_of(encoder)
     if target is None:
@@ -305,8 +305,8 @@ def rerank(services: Services, context: RequestContext, request: RerankRequest) 
     return RerankAnswer(model=request.model, results=results, usage=usage)
 
 
-def put_alias(
-    services: Services, context: RequestContext, name: str, new: NewAlias
+def put_name(
+    services: Services, context: RequestContext, name: str, new: NewName
 ) -> tables.AliasRow:
     """Create an alias, or point one of a model to another model.
 
@@ -338,25 +338,25 @@ def put_alias(
                 )
         row, _ = queries.alias(session, context.project, name)
         if row is None:
-            record_audit(session, context, "create", "alias", name)
+            record_audit(session, context, "create", "name", name)
             row = tables.AliasRow(project=context.project, name=name, store=store, **columns)
             session.add(row)
         elif row.store != store:
             owner = f"the store {row.store.name!r}" if row.store else f"the model {row.model!r}"
-            way = f"Choose another name, or first delete this one: DELETE /aliases/{name}."
+            way = f"Choose another name, or first delete this one: DELETE /names/{name}."
             raise NameTaken(f"The name {name!r} belongs to {owner}. {way}", field="name")
         elif row.model != new.model:
-            record_audit(session, context, "point", "alias", name)
+            record_audit(session, context, "point", "name", name)
             for column, value in ({"target_id": None, "anchor_set_id": None} | columns).items():
                 setattr(row, column, value)
     services.names.forget()
     return row
 
 
-def delete_alias(services: Services, context: RequestContext, name: str) -> None:
+def delete_name(services: Services, context: RequestContext, name: str) -> None:
     """Delete an alias. Raises NotFound."""
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AliasRow, context.project, name)
         resources.remove(session, row)
-        record_audit(session, context, "delete", "alias", name)
+        record_audit(session, context, "delete", "name", name)
     services.names.forget()

@@ -202,7 +202,7 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
             user = f"migration {active.id} ({active.state})"
             refuse_in_use(f"store {name!r}", [user], f"First {end}.")
         users = aliases.aliases_of(session, row)
-        ways = [each.replace("the name ", "DELETE /aliases/").replace("'", "") for each in users]
+        ways = [each.replace("the name ", "DELETE /names/").replace("'", "") for each in users]
         refuse_in_use(f"store {name!r}", users, f"First {' and '.join(ways)}.")
         session.delete(row)
         record_audit(session, context, "delete", "store", name)

@@ -17,7 +17,7 @@ OPERATIONS = {
     ("read", "GET"): """
         /encoders /encoders/{name} /anchor-sets /anchor-sets/{name}
         /anchor-sets/{name}/report /pools /pools/{name}
-        /stores /stores/{name} /aliases /aliases/{name}
+        /stores /stores/{name} /names /names/{name}
         /heads /heads/{name} /translators/{id} /translators/{id}/file
         /translators/{id}/threshold
         /jobs /jobs/{id} /metrics
@@ -40,12 +40,12 @@ OPERATIONS = {
     ("write", "DELETE"): """
         /encoders/{name} /anchor-sets/{name}
         /pools/{name} /heads/{name} /stores/{name}
-        /aliases/{name} /stores/{name}/native-vectors
+        /names/{name} /stores/{name}/native-vectors
     """,
     ("write", "PUT"): """
         /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/samples/{encoder}
         /pools/{name}
-        /aliases/{name}
+        /names/{name}
     """,
     ("write", "PATCH"): "/migrations/{id}",
     ("admin", "GET"): "/api-keys",

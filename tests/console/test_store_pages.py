@@ -62,7 +62,7 @@ def test_a_store_is_searched_on_its_page_and_the_model_of_its_name_is_loaded_at_
         hits = client.get(f"{PAGE}/search", params={"text": "a document", "encoder": "toy"}).text
         assert hits.count("<li>document ") == 5
         assert "vectors" not in hits  # without a migration there is one side only
-        client.put("/aliases/docs-vectors", json={"store": "docs"})
+        client.put("/names/docs-vectors", json={"store": "docs"})
     with client_of(**settings) as client:
         until(lambda: client.get("/readyz").status_code == 200)
         assert client.app.state.services.encoders.loaded(spec) is not None
@@ -144,7 +144,7 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert "with vectors translated to <code>new</code>" in planned.client.get("/console").text
     seen = planned.client.get("/stores/docs").json()
     assert (seen["encoder"], seen["space"]["verdict"], seen["dim"]) == ("new", "matches", 24)
-    named = planned.client.put("/aliases/docs-vectors", json={"store": "docs"})
+    named = planned.client.put("/names/docs-vectors", json={"store": "docs"})
     assert named.status_code == 200, named.text
     page = press(planned, "rollback")
     assert enabled(page) == ["cutover", "sync", "verify", "abandon"]

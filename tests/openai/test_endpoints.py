@@ -169,8 +169,8 @@ def test_a_model_that_is_not_there_is_not_found(encoding, complaint, model, stat
 def test_an_alias_answers_as_its_model_and_under_its_own_name(api, encoding, fresh):
     name = fresh()
     for model, most in (("minilm", 384), ("minilm->own@texts", 5)):
-        encoding.http.delete(f"/aliases/{name}")
-        answer = encoding.http.put(f"/aliases/{name}", json={"model": model})
+        encoding.http.delete(f"/names/{name}")
+        answer = encoding.http.put(f"/names/{name}", json={"model": model})
         assert answer.status_code == 200, answer.text
         raw = api.embeddings.with_raw_response.create(model=name, input=TEXTS)
         assert raw.headers["anchorage-encoder"] == model
@@ -182,7 +182,7 @@ def test_an_alias_answers_as_its_model_and_under_its_own_name(api, encoding, fre
     assert api.models.retrieve(name) == listed[name]
     with pytest.raises(openai.BadRequestError, match=f"'{name}' has 5 dimensions"):
         api.embeddings.create(model=name, input="x", dimensions=384)
-    assert encoding.http.delete(f"/aliases/{name}").status_code == 204
+    assert encoding.http.delete(f"/names/{name}").status_code == 204
     with pytest.raises(openai.NotFoundError) as caught:
         api.embeddings.create(model=name, input="x")
     assert caught.value.code == "model_not_found"
@@ -200,9 +200,9 @@ def test_an_alias_answers_as_its_model_and_under_its_own_name(api, encoding, fre
 def test_a_wrong_alias_is_refused_and_its_field_named(
     encoding, refused, name, body, status, code, field
 ):
-    refused(encoding.http.put(f"/aliases/{name}", json=body), status, code, field)
+    refused(encoding.http.put(f"/names/{name}", json=body), status, code, field)
     for verb in (encoding.http.get, encoding.http.delete):
-        refused(verb("/aliases/nothing"), 404, "alias-not-found", "name")
+        refused(verb("/names/nothing"), 404, "name-not-found", "name")
 
 
 # --- reranking ------------------------------------------------------------------------------------

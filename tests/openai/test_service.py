@@ -13,7 +13,7 @@ from app.db import resources, tables
 from app.encoders import encoding
 from app.encoders import service as encoders
 from app.openai import queries, service
-from app.openai.schemas import EmbeddingsRequest, NewAlias
+from app.openai.schemas import EmbeddingsRequest, NewName
 from app.stores import service as stores
 from app.translate import fit as translators
 from tests.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, audited, create_encoder, some
@@ -43,7 +43,7 @@ def named(stocked_services):
 
 
 def put(services, name, model=None, store=None):
-    return service.put_alias(services, CONTEXT, name, NewAlias(model=model, store=store))
+    return service.put_name(services, CONTEXT, name, NewName(model=model, store=store))
 
 
 def resolved(services, name, project=PROJECT):
@@ -108,24 +108,24 @@ def test_an_alias_of_a_store_is_not_moved_and_goes_when_it_is_deleted(named):
     assert resolved(named, "x", OTHERS.project) is None
     assert put(named, "x", "m->b@s").id == first.id
     add_store(named, "free")
-    with pytest.raises(errors.NameTaken, match=r"belongs to the model 'm->b@s'.*DELETE /aliases/x"):
+    with pytest.raises(errors.NameTaken, match=r"belongs to the model 'm->b@s'.*DELETE /names/x"):
         put(named, "x", store="docs")
     assert put(named, "x", "free").id == first.id
     assert resolved(named, "x") == ("free", None, None)
-    service.delete_alias(named, CONTEXT, "x")
+    service.delete_name(named, CONTEXT, "x")
     put(named, "x", store="docs")
     with pytest.raises(errors.NameTaken, match="belongs to the store 'docs'"):
         put(named, "x", "free")
-    service.delete_alias(named, CONTEXT, "x")
+    service.delete_name(named, CONTEXT, "x")
     stores.delete_store(named, CONTEXT, "docs")
     put(named, "x", "free")
     with pytest.raises(errors.NotFound, match=r"no encoder or name 'xx'. Did you mean 'x'\?"):
         service.find_model(named, PROJECT, "xx")
     with pytest.raises(errors.InUse, match="encoder 'free' is used by the name 'x'"):
         encoders.delete_encoder(named, CONTEXT, "free")
-    service.delete_alias(named, CONTEXT, "x")
+    service.delete_name(named, CONTEXT, "x")
     encoders.delete_encoder(named, CONTEXT, "free")
-    written = [row.action for row in audited(named) if (row.resource, row.name) == ("alias", "x")]
+    written = [row.action for row in audited(named) if (row.resource, row.name) == ("name", "x")]
     assert written == ["delete", "create"] * 2 + ["delete", "point", "create"]
 
 
@@ -297,5 +297,5 @@ def test_an_alias_of_a_store_is_refused_where_it_cannot_follow_and_keeps_the_sto
     put(named, "x", store="docs")
     with pytest.raises(errors.InUse, match="store 'docs' is used by the name 'x'"):
         stores.delete_store(named, CONTEXT, "docs")
-    service.delete_alias(named, CONTEXT, "x")
+    service.delete_name(named, CONTEXT, "x")
     stores.delete_store(named, CONTEXT, "docs")

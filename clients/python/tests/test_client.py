@@ -219,18 +219,18 @@ def test_lists_read_all_pages(client: Client):
         client.encoders.delete(name)
 
 
-def test_an_alias_is_created_kept_listed_and_deleted(texts):
+def test_a_name_is_created_kept_listed_and_deleted(texts):
     client = texts.client
-    made = client.aliases.create("plain", model := "old->new@faq")
+    made = client.names.create("plain", model := "old->new@faq")
     assert (made["name"], made["model"]) == ("plain", model)
-    assert client.aliases.get("plain") == made == client.aliases.get_or_create("plain", model=model)
+    assert client.names.get("plain") == made == client.names.get_or_create("plain", model=model)
     with pytest.raises(NotFoundError, match="no store named 'nothing'"):
-        client.aliases.get_or_create("of-a-store", store="nothing")
-    assert made in client.aliases.list()
+        client.names.get_or_create("of-a-store", store="nothing")
+    assert made in client.names.list()
     with pytest.raises(ConflictError, match="the name 'plain'"):
         client.encoders.delete("new")
-    client.aliases.delete("plain")
-    assert made not in client.aliases.list()
+    client.names.delete("plain")
+    assert made not in client.names.list()
 
 
 def test_a_pair_asks_with_its_names_and_a_translator_is_found_again(client: Client, pair):

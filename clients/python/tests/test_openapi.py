@@ -19,7 +19,7 @@ CLIENT = Client("http://127.0.0.1:1")
 #: the methods of operations whose names say another one: `list_encoders` is `client.encoders.list`
 METHODS: dict[str, Callable[..., Any]] = {
     "create_embeddings": Client.embed,
-    "put_alias": resources.Aliases.create,
+    "put_name": resources.Names.create,
     "add_embeddings": anchors.AnchorSets.put,
     "put_sample": anchors.AnchorSets.put_sample,
     "extend_pool": anchors.Pools.create,

@@ -15,12 +15,12 @@ from anchorage_client._async.jobs import AsyncJob
 from anchorage_client._async.measures import AsyncMeasures
 from anchorage_client._async.pairs import AsyncPair
 from anchorage_client._async.resources import (
-    AsyncAliases,
     AsyncApiKeys,
     AsyncEncoders,
     AsyncHeads,
     AsyncJobs,
     AsyncModels,
+    AsyncNames,
 )
 from anchorage_client._async.stores import LIMITS, AsyncMigration, AsyncMigrations, AsyncStores
 from anchorage_client._async.translators import AsyncTranslator, AsyncTranslators
@@ -74,7 +74,7 @@ class AsyncClient(AsyncMeasures):
         self.stores = AsyncStores(self._transport)
         self.migrations = AsyncMigrations(self._transport)
         self.jobs = AsyncJobs(self._transport)
-        self.aliases = AsyncAliases(self._transport)
+        self.names = AsyncNames(self._transport)
         self.models = AsyncModels(self._transport)
         self.api_keys = AsyncApiKeys(self._transport)
 
@@ -173,7 +173,7 @@ class AsyncClient(AsyncMeasures):
     ) -> Float32s:
         """Return the vectors (n, d) of texts.
 
-        model  an encoder, `encoder->target@anchor-set`, or an alias of one or of a store
+        model  an encoder, `encoder->target@anchor-set`, or a name of one or of a store
         """
         texts = [inputs] if isinstance(inputs, str) else list(inputs)
         if not texts:

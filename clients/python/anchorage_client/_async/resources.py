@@ -1,4 +1,4 @@
-"""Resources of the service: encoders, heads, jobs, aliases, models and API keys."""
+"""Resources of the service: encoders, heads, jobs, names, models and API keys."""
 
 from __future__ import annotations
 
@@ -228,32 +228,32 @@ class AsyncJobs:
         return await (await self.get(id)).cancel()
 
 
-class AsyncAliases(AsyncResource):
+class AsyncNames(AsyncResource):
     """Plain names for models such as `new->old@faq`, and for what a store needs."""
 
-    path, member = "/aliases", "aliases"
+    path, member = "/names", "names"
     compared = ("model", "store")
 
     async def create(
         self, name: str, model: str | None = None, *, store: str | None = None
     ) -> Json:
-        """Create an alias; the same call again changes nothing. ConflictError if it is in use.
+        """Create a name; the same call again changes nothing. ConflictError if it is in use.
 
         store  it makes the vectors that the store's clients need: by the old encoder before a
                cutover, by the new one after it, by the old one again after a rollback
         """
         body = {"model": model, "store": store}
-        return await self._transport.put(f"/aliases/{segment(name)}", body)
+        return await self._transport.put(f"/names/{segment(name)}", body)
 
 
 class AsyncModels:
-    """Models of the OpenAI API: encoders, translated encoders and aliases."""
+    """Models of the OpenAI API: encoders, translated encoders and names."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def list(self) -> builtins.list[Json]:
-        """Return the encoders that the service runs, and the aliases."""
+        """Return the encoders that the service runs, and the names."""
         return members_of(await self._transport.get("/v1/models"), "data")
 
     async def get(self, id: str) -> Json:

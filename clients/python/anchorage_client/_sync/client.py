@@ -15,12 +15,12 @@ from anchorage_client._sync.jobs import Job
 from anchorage_client._sync.measures import Measures
 from anchorage_client._sync.pairs import Pair
 from anchorage_client._sync.resources import (
-    Aliases,
     ApiKeys,
     Encoders,
     Heads,
     Jobs,
     Models,
+    Names,
 )
 from anchorage_client._sync.stores import LIMITS, Migration, Migrations, Stores
 from anchorage_client._sync.translators import Translator, Translators
@@ -74,7 +74,7 @@ class Client(Measures):
         self.stores = Stores(self._transport)
         self.migrations = Migrations(self._transport)
         self.jobs = Jobs(self._transport)
-        self.aliases = Aliases(self._transport)
+        self.names = Names(self._transport)
         self.models = Models(self._transport)
         self.api_keys = ApiKeys(self._transport)
 
@@ -173,7 +173,7 @@ class Client(Measures):
     ) -> Float32s:
         """Return the vectors (n, d) of texts.
 
-        model  an encoder, `encoder->target@anchor-set`, or an alias of one or of a store
+        model  an encoder, `encoder->target@anchor-set`, or a name of one or of a store
         """
         texts = [inputs] if isinstance(inputs, str) else list(inputs)
         if not texts:

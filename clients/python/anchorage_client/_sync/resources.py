@@ -1,4 +1,4 @@
-"""Resources of the service: encoders, heads, jobs, aliases, models and API keys."""
+"""Resources of the service: encoders, heads, jobs, names, models and API keys."""
 
 from __future__ import annotations
 
@@ -226,30 +226,30 @@ class Jobs:
         return (self.get(id)).cancel()
 
 
-class Aliases(Resource):
+class Names(Resource):
     """Plain names for models such as `new->old@faq`, and for what a store needs."""
 
-    path, member = "/aliases", "aliases"
+    path, member = "/names", "names"
     compared = ("model", "store")
 
     def create(self, name: str, model: str | None = None, *, store: str | None = None) -> Json:
-        """Create an alias; the same call again changes nothing. ConflictError if it is in use.
+        """Create a name; the same call again changes nothing. ConflictError if it is in use.
 
         store  it makes the vectors that the store's clients need: by the old encoder before a
                cutover, by the new one after it, by the old one again after a rollback
         """
         body = {"model": model, "store": store}
-        return self._transport.put(f"/aliases/{segment(name)}", body)
+        return self._transport.put(f"/names/{segment(name)}", body)
 
 
 class Models:
-    """Models of the OpenAI API: encoders, translated encoders and aliases."""
+    """Models of the OpenAI API: encoders, translated encoders and names."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def list(self) -> builtins.list[Json]:
-        """Return the encoders that the service runs, and the aliases."""
+        """Return the encoders that the service runs, and the names."""
         return members_of(self._transport.get("/v1/models"), "data")
 
     def get(self, id: str) -> Json:

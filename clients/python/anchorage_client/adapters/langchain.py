@@ -11,7 +11,7 @@ from anchorage_client.adapters.text_model import BATCH_SIZE, URL, TextModel, to_
 class AnchorageEmbeddings(Embeddings):
     """Embeddings for LangChain.
 
-    model         an encoder, `encoder->target@anchor-set`, or the name (alias) of a store
+    model         an encoder, `encoder->target@anchor-set`, or the name (name) of a store
     url           address of the service
     api_key       of the service; None: ANCHORAGE_API_KEY, if it is set
     batch_size    most texts of one request

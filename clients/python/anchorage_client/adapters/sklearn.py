@@ -27,7 +27,7 @@ class AnchorageVectorizer(
 ):
     """Texts to vectors by a model of the service. There is nothing to fit.
 
-    model        an encoder, `encoder->target@anchor-set`, or an alias of one or of a store
+    model        an encoder, `encoder->target@anchor-set`, or a name of one or of a store
     role         `query` or `document`
     batch_size   most texts of one request
     timeout      seconds for one request

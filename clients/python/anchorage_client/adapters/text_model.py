@@ -23,7 +23,7 @@ KEY_VARIABLE = "ANCHORAGE_API_KEY"
 class TextModel:
     """A model of a service, which makes vectors from texts.
 
-    model         an encoder, `encoder->target@anchor-set`, or an alias of one or of a store
+    model         an encoder, `encoder->target@anchor-set`, or a name of one or of a store
     url           as of `Client`
     api_key       as of `Client`; None: the key of the environment, if there is one
     api_key_env   variable of the environment that holds the key; None: no variable

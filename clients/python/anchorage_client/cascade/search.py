@@ -50,8 +50,8 @@ class Cascade:
     of their texts.
 
     index       a `QdrantIndex`, a `PgvectorIndex`, or another `SearchableIndex`
-    source      the old encoder, whose vectors the index holds; no alias
-    target      the new encoder; no alias
+    source      the old encoder, whose vectors the index holds; no name
+    target      the new encoder; no name
     anchor_set  a set that both have embedded; None needs the old encoder, and texts
     mode        `cascade` ranks by the new encoder alone. `fuse` mixes in the score of the old one,
                 which must still embed queries. None: `fuse` if it does, else `cascade`
