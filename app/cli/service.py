@@ -108,6 +108,7 @@ def explain(error: AnchorageError, url: str, store: str) -> str:
         then = "" if store == "STORE" else f" Then: {hint(f'migrate status {store}')}"
         return f"No service answers at {url}. Start it as before ({way}), or correct --url.{then}"
     text = in_words_of_commands(error.problem.get("detail", error.detail), store)
+    text = re.sub(r"`anchorage ([^`]+)`", lambda found: f"`{hint(found[1])}`", text)
     return f"{text} Set ANCHORAGE_API_KEY." if error.status == 401 else text
 
 
@@ -122,5 +123,4 @@ def in_words_of_commands(text: str, store: str = "STORE") -> str:
     for call, command in CALLS.items():
         text = re.sub(call, command, text)
     text = STEP.sub(r"`anchorage migrate \1 STORE`", text).replace("migrate run ", "migrate ")
-    text = FIELD.sub(option, text).replace(" STORE`", f" {store}`")
-    return re.sub(r"`anchorage (?!serve)([^`]+)`", lambda found: f"`{hint(found[1])}`", text)
+    return FIELD.sub(option, text).replace(" STORE`", f" {store}`")

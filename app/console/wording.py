@@ -53,7 +53,7 @@ MIGRATION_STATES: dict[MigrationState, tuple[str, str]] = {
 #: what a job does in each phase
 PHASES: dict[str, str] = {
     "prepare": "The store gets a place for the new vectors.",
-    "checksum": "Everything but the vectors is counted, to compare it later.",
+    "checksum": "Everything but the vectors is compared.",
     "anchors": "Rows from all over the store are embedded first, so that searches by the new "
     "encoder work meanwhile.",
     "changes": "Rows that clients wrote meanwhile get their vectors.",

@@ -15,7 +15,7 @@ LINE_S = 10.0
 #: phases of a migration's jobs whose names a person does not know
 PHASES = {
     "prepare": "begins",
-    "checksum": "reads what must not change",
+    "checksum": "compares all but the vectors",
     "anchors": "first rows",
     "sweep": "new vectors",
     "changes": "rows that clients wrote",
