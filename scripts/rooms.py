@@ -16,7 +16,7 @@ FLOORS: list[tuple[str, dict[str, tuple[int, str]]]] = [
     (
         "entry points",
         {
-            "app/cli": (1_960, "the command"),
+            "app/cli": (1_970, "the command"),
             "app/demo": (430, "make demo"),
             "app/console": (1_070, "pages for a browser"),
             "workers": (252, "run jobs, know no HTTP"),
@@ -60,7 +60,7 @@ ROOMS = {path: budget for _, rooms in FLOORS for path, (budget, _) in rooms.item
 OVER = {
     "app": 1_704,
     "app/encoders": 3_296,
-    "app/moves": 3_760,
+    "app/moves": 3_780,
     "app/openai": 758,
     "app/stores": 7_850,
 }

@@ -16,7 +16,7 @@ from app.anchors.samples import compare_space
 from app.context import Services
 from app.db import resources, tables
 from app.maths.anchors.health import MAX_LISTED_ROWS
-from app.maths.anchors.mismatch import judge_relatedness
+from app.maths.anchors.mismatch import ENOUGH_FOR_VERDICT, judge_relatedness
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 
 FindingCode = Literal["unrelated-spaces", "too-few-anchors", "foreign-anchors", "duplicates"]
@@ -26,6 +26,9 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 #: a set with fewer anchors than this share of the dimension gets a warning
 FEW_ANCHORS_SHARE = 0.25
+
+#: most parts whose rows are compared apart
+MAX_PARTS = 8
 
 #: most spaces, and pairs of spaces, of one report
 MAX_SPACES, MAX_PAIRS = 16, 15
@@ -80,16 +83,23 @@ def report_anchor_set(services: Services, project: str, name: str) -> AnchorSetR
 def _check_pair(
     services: Services, x: tables.SpaceRow, y: tables.SpaceRow
 ) -> Iterator[AnchorFinding]:
-    verdict = judge_relatedness(spaces.raw_anchors(services, x), spaces.raw_anchors(services, y))
-    if verdict == "unrelated":
-        yield AnchorFinding(
-            code="unrelated-spaces",
-            severity="error",
-            detail=f"rows of {x.encoder.name} and {y.encoder.name} agree no more than shuffled "
-            "rows: they are not the same items in the same order, or the encoders are unrelated. "
-            "Check how the vectors were matched, and create a new set",
-            encoders=[x.encoder.name, y.encoder.name],
-        )
+    one, other = (spaces.raw_anchors(services, each) for each in (x, y))
+    count = min(MAX_PARTS, len(one) // ENOUGH_FOR_VERDICT)  # a line that is missing shifts the rest
+    parts = [(at * len(one) // count, (at + 1) * len(one) // count) for at in range(count)]
+    for start, stop in [(0, len(one)), *parts]:
+        if judge_relatedness(one[start:stop], other[start:stop]) == "unrelated":
+            yield AnchorFinding(
+                code="unrelated-spaces",
+                severity="error",
+                detail=f"rows {start} to {stop - 1} of {x.encoder.name} and {y.encoder.name} agree "
+                "no more than shuffled rows: they are not the same items in the same order, or the "
+                "encoders are unrelated. Check how the vectors were matched, and create a new set",
+                encoders=[x.encoder.name, y.encoder.name],
+                rows=[*range(start, stop)][:MAX_LISTED_ROWS],
+                count=stop - start,
+            )
+            if stop - start == len(one):
+                return
 
 
 def are_few(anchors: int, dim: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from app import errors
 from app.access.audit import record_audit
 from app.access.name_lookup import require_free
 from app.anchors import made_pairs
@@ -19,19 +20,6 @@ from app.context import RequestContext, Services
 from app.db import resources, tables
 from app.encoders import encoding, incoming
 from app.encoders.encoding import require_same_vectors
-from app.errors import (
-    Conflict,
-    DegenerateAnchors,
-    InvalidOption,
-    InvalidRequest,
-    InvalidSeeds,
-    MissingField,
-    OffsetMismatch,
-    PoolOfAnotherEncoder,
-    PoolTooLarge,
-    TooManyVectors,
-    UnknownOption,
-)
 from app.jobs.submission import submit_job
 from app.maths.bootstrap.alignment import FEWEST_ALIGNED_ROWS, AlignmentSettings
 from app.maths.bootstrap.anchored import FOLDS
@@ -105,7 +93,7 @@ def append_piece(
         is_appended = resources.extend_pool(session, row, piece)
         current = resources.by_name(session, tables.PoolRow, context.project, name)
         if current.id != row.id:
-            raise Conflict(
+            raise errors.Conflict(
                 f"Pool {name!r} was replaced by another of that name. Check it, and try again.",
                 field="name",
             )
@@ -129,7 +117,7 @@ def check_side(
     field = f"{side}_pool"
     content = getattr(body, field)
     if content is None:
-        raise MissingField(f"Send `{field}`: vectors, or the name of a pool.", field=field)
+        raise errors.MissingField(f"Send `{field}`: vectors, or the name of a pool.", field=field)
     if isinstance(content, Tensor):
         _require_room(services, len(content), field)
         vectors = incoming.checked_vectors(
@@ -140,7 +128,7 @@ def check_side(
     with services.db.transaction() as session:
         row = resources.whole_pool(session, encoder.project, content, field=field)
     if row.encoder_id != encoder.id:
-        raise PoolOfAnotherEncoder(
+        raise errors.PoolOfAnotherEncoder(
             f"Pool {content!r} belongs to encoder {row.encoder.name!r}, not {encoder.name!r}. "
             "Name a pool of that encoder.",
             field=field,
@@ -176,7 +164,7 @@ def _make_piece(
     _require_room(services, count + (pool.items if pool else 0), field)
     if pool is not None and len(pool.pieces) >= MAX_POOL_PIECES:
         why = f"The pool has {MAX_POOL_PIECES} pieces, the most. Create one of larger pieces."
-        raise PoolTooLarge(why, field=field, limit=MAX_POOL_PIECES)
+        raise errors.PoolTooLarge(why, field=field, limit=MAX_POOL_PIECES)
     if inputs is not None:
         require_same_vectors(encoder)
     read = encoding.vectors_or_encoded(services, context, encoder, body.vectors, inputs)
@@ -186,7 +174,7 @@ def _make_piece(
 def _require_end(pool: tables.PoolRow, offset: int) -> None:
     """Raises OffsetMismatch unless a piece with this offset begins where the pool ends."""
     if offset != pool.items:
-        raise OffsetMismatch(
+        raise errors.OffsetMismatch(
             f"pool {pool.name!r} has {pool.items} items. Send its next piece with offset "
             f"{pool.items}, not {offset}",
             field="offset",
@@ -199,7 +187,7 @@ def _require_room(services: Services, count: int, field: str) -> None:
     most = services.limits.pool
     if count > most:
         why = f"The pool would have {count} items; at most {most} are allowed."
-        raise PoolTooLarge(why, field=field, limit=most)
+        raise errors.PoolTooLarge(why, field=field, limit=most)
 
 
 def _require_direction(services: Services, content: Tensor | Sequence[str], field: str) -> None:
@@ -213,10 +201,10 @@ def _require_direction(services: Services, content: Tensor | Sequence[str], fiel
     for piece in pieces:
         for rows in torch.split(piece, COMPARED_ITEMS):
             first = rows[:1] if first is None else first
-            with suppress(DegenerateAnchors):
+            with suppress(errors.DegenerateAnchors):
                 fit_space(torch.cat([first, rows]))
                 return
-    raise DegenerateAnchors(
+    raise errors.DegenerateAnchors(
         "All items of the pool are equal, up to float32 rounding. Send different items.",
         field=field,
     )
@@ -232,7 +220,9 @@ def request_bootstrap(
     `check_side` and `store_side`.
     """
     if body.source == body.target:
-        raise InvalidRequest("`source` and `target` must be different encoders.", field="target")
+        raise errors.InvalidRequest(
+            "`source` and `target` must be different encoders.", field="target"
+        )
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, context.project, body.name)
         encoders = [
@@ -264,25 +254,25 @@ def _settings_of(body: BootstrapRequest, sides: list[PoolSide], *, most: int) ->
     """
     is_alignment, size = body.method == made_pairs.ALIGNMENT, body.size
     if size is not None and size > most:
-        raise TooManyVectors(
+        raise errors.TooManyVectors(
             f"`size` is {size}; at most {most} anchors are allowed.", field="size", limit=most
         )
     fewest = FEWEST_ALIGNED_ROWS if is_alignment else FEWEST_POOL_ITEMS
     smaller = min(sides, key=lambda side: side.rows)
     if smaller.rows < fewest:
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"`method: {body.method}` needs pools of at least {fewest:,} items; this one has "
             f"{smaller.rows:,}. Send more items.",
             field=smaller.field,
         )
     if not is_alignment and size is not None and size > smaller.rows:
-        raise InvalidSeeds(
+        raise errors.InvalidSeeds(
             f"`size` is {size}; the smaller pool has {smaller.rows} items. Lower `size`.",
             field="size",
         )
     most_seeds = most if is_alignment else size or most
     if len(body.seeds) > most_seeds:
-        raise InvalidSeeds(
+        raise errors.InvalidSeeds(
             f"There are {len(body.seeds):,} seeds; at most {most_seeds:,} are allowed. Send fewer.",
             field="seeds",
         )
@@ -296,7 +286,7 @@ def _settings_of(body: BootstrapRequest, sides: list[PoolSide], *, most: int) ->
 def _alignment_settings(body: BootstrapRequest, rows: int, *, most: int) -> dict[str, Any]:
     """Return the settings of an alignment. `rows` counts the items of the source's pool."""
     if 0 < len(body.seeds) < FEWEST_SEEDS:
-        raise InvalidSeeds(
+        raise errors.InvalidSeeds(
             f"`method: alignment` takes no seeds or at least {FEWEST_SEEDS}, because some of them "
             f"judge the alignment; there are {len(body.seeds)}. Send more, or `[]`.",
             field="seeds",
@@ -304,18 +294,18 @@ def _alignment_settings(body: BootstrapRequest, rows: int, *, most: int) -> dict
     options = body.options.model_dump(exclude_none=True)
     allowed = ("seed",) if body.seeds else ("attempts", "seed")
     for name in options.keys() - set(allowed):
-        raise UnknownOption(
+        raise errors.UnknownOption(
             f"`method: alignment`{' with seeds' if body.seeds else ''} has no option `{name}`. It "
             f"has {', '.join(allowed)}.",
             field=f"options.{name}",
         )
     if options.get("attempts") == 1:
-        raise InvalidOption(
+        raise errors.InvalidOption(
             "`method: alignment` compares attempts, so it needs at least two. Raise `attempts`.",
             field="options.attempts",
         )
     if body.size is not None and not FEWEST_MADE_PAIRS <= body.size <= rows:
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"`size` must be {FEWEST_MADE_PAIRS:,} to the {rows:,} items of the source's pool. "
             "Change it, or drop it.",
             field="size",

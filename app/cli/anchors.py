@@ -50,7 +50,7 @@ def add(
         for owner, _, file in pairs:
             embeddings[owner] = np.asarray(np.load(file, allow_pickle=False), np.float32)
     except OSError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(f"{error.filename}: {error.strerror}.") from None
     except (EOFError, TypeError, ValueError):
         raise typer.BadParameter("Texts are in UTF-8, vectors as numpy.save writes them.") from None
     with connect(url) as client:
@@ -77,6 +77,7 @@ def report(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
         print_fields(("severity", "code", "detail"), found["findings"], as_json=as_json)
     else:
         typer.echo(f"Nothing is wrong with the {found['size']:,} anchors of {name}.")
+    raise typer.Exit(any(each["severity"] == "error" for each in found["findings"]))
 
 
 @cli.command("delete")

@@ -109,8 +109,10 @@ def migrate(
     layout: Annotated[
         Text, typer.Option(help=f"The framework that made the table: {', '.join(LAYOUTS)}.")
     ] = None,
-    name: Annotated[Text, typer.Option(help="Of a collection, where a table has several.")] = None,
-    store_name: Annotated[Text, typer.Option("--store", help="The name that it gets.")] = None,
+    name: Annotated[Text, typer.Option(help="The collection, where a table has several.")] = None,
+    store_name: Annotated[
+        Text, typer.Option("--store", help="What to call the store; default: as its table.")
+    ] = None,
     where: Annotated[
         list[str] | None, typer.Option(help="COLUMN=VALUE of the rows that are the store's.")
     ] = None,
@@ -222,6 +224,8 @@ def _make_step(name: str, question: str) -> Callable[..., None]:
             if name == "verify" and not _passed(found.data):
                 raise typer.Exit(1)
 
+    if not question:
+        step.__annotations__["yes"] = Annotated[bool, typer.Option("--yes", hidden=True)]
     return step
 
 
@@ -235,7 +239,8 @@ STEPS = {
     "rollback": ("Make the store's clients see the old vectors again. The new ones stay.", ""),
     "finish": (
         "Delete the old vectors: the end of rollbacks.",
-        "Delete the old vectors of {}, for good? No rollback brings them back",
+        "Delete the old vectors of {}, for good? No rollback brings them back, and nothing refuses "
+        "vectors of the old model any more: stop what still writes them",
     ),
     "abandon": ("Delete the new vectors. The store stays.", "Delete the new vectors of {}?"),
 }
@@ -254,7 +259,7 @@ def status(
     """Print how far a migration is, and the commands that are possible now."""
     with connect(url) as client:
         if store is not None:
-            _report(_find(client, store).data, as_json)
+            _report(_find(client, store).data, as_json, err=False)
             return
         print_fields(MIGRATION_COLUMNS, client.migrations.list(), as_json=as_json)
 
@@ -331,9 +336,15 @@ def _complete(migration: Migration, action: str, as_json: bool) -> None:
 
     Raises typer.Exit: 130 after a Ctrl-C, and 1 after an error.
     """
+    from anchorage_client import ConflictError
+
     job = migration.refresh().data["job"]  # another command may have begun it
     if not (job and job["action"] == action and job["state"] in ("queued", "running")):
-        getattr(migration, action)(as_job=True)
+        try:
+            getattr(migration, action)(as_job=True)
+        except ConflictError as error:
+            if error.code != "migration-active":  # another command has begun it meanwhile
+                raise
     try:
         _wait(migration, progress=True)
     except KeyboardInterrupt:
@@ -354,8 +365,10 @@ def _wait(migration: Migration, *, progress: bool = False) -> None:
         migration.wait(progress=progress)
 
 
-def _report(found: Mapping[str, Any], as_json: bool, *, checks: bool = False) -> None:
-    """Print the state, the error, and the commands that are possible now.
+def _report(
+    found: Mapping[str, Any], as_json: bool, *, checks: bool = False, err: bool = True
+) -> None:
+    """Print the state, the error (on stderr: `err`), and the commands that are possible now.
 
     checks  print those of the last verification first
     """
@@ -370,13 +383,14 @@ def _report(found: Mapping[str, Any], as_json: bool, *, checks: bool = False) ->
         rows = [(each, words[verified[each]["passed"]], verified[each]["detail"]) for each in names]
         print_rows(("check", "passed", "detail"), rows, as_json=False)
     facts, error, store = found["progress"], found["error"], found["store"]
-    typer.echo(f"The migration {found['id']} of {store} is {found['state']}.")
     job, calls, interrupted = found["job"], found["next"], found["interrupted"]
+    state = f"interrupted in `{calls[0]}`" if interrupted else found["state"]
+    typer.echo(f"The migration {found['id']} of {store} is {state}.")
     if job and job["state"] in ("queued", "running"):
         typer.echo(f"`{job['action']}` works on it now.")
     elif interrupted:
         until = " Until then, clients may see either vectors, or get errors."
-        warn(f"`{calls[0]}` was interrupted. Run it again.{until * (calls[0] in CUTOVER_CALLS)}")
+        typer.echo(f"Run it again.{until * (calls[0] in CUTOVER_CALLS)}")
     counts = [f"{facts[name]:,} {words}" for name, words in COUNTS.items() if facts[name]]
     if facts["spent"]:
         counts.append(f"{money(facts['spent'])} spent")
@@ -394,7 +408,7 @@ def _report(found: Mapping[str, Any], as_json: bool, *, checks: bool = False) ->
         _print_estimate(found["plan"])
     if error is not None and found["ended_at"] is None:
         detail = in_words_of_commands(error["detail"], store)
-        typer.secho(f"ERROR ({error['code']}): {detail}", fg="red", err=True)
+        typer.secho(f"ERROR ({error['code']}): {detail}", fg="red", err=err)
         if error["code"] == "limit-reached":
             limit = f"--max-price {facts['price_of_all']:.6g}"
             warn(f"To go on: {hint(f'migrate {store} {limit}')}")
@@ -411,7 +425,7 @@ def _next(found: Mapping[str, Any]) -> str:
     first, *others = found["next"]
     # The whole command runs, and verifies too.
     command = hint(f"migrate {'' if first == 'run' else f'{first} '}{found['store']}")
-    what = "To undo it" if first == "rollback" else "Next"
+    what = "To undo it" if first == "rollback" and not found["interrupted"] else "Next"
     return f"{what}: {command}" + f" (else: {', '.join(others)})" * bool(others)
 
 

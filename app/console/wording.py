@@ -148,7 +148,8 @@ CALLS: dict[str, CallWords] = {
     "finish": CallWords(
         "Finish",
         "The old vectors are deleted for good, and the store belongs to the new encoder. Nothing "
-        "can undo it. Until then Roll back works, and the store needs the disk of both.",
+        "can undo it. Until then Roll back works, and the store needs the disk of both. Stop what "
+        "still writes vectors of the old encoder first: nothing refuses them afterwards.",
         deletes=True,
         asks=True,
         asks_name=True,

@@ -17,27 +17,13 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
+from app import errors
 from app.context import Limits, RequestContext, Services
 from app.db import tables
 from app.encoders.incoming import checked_vectors
 from app.encoders.models.base import EncoderModel, EncoderSpec, Input, Inputs, Item
 from app.encoders.models.batcher import EncodeTask, count_batch
 from app.encoders.models.remote.encoder import RemoteEncoder
-from app.errors import (
-    AnchorageError,
-    BadBase64,
-    ClientLeft,
-    EmptyVectors,
-    EncoderChanged,
-    EncoderFailed,
-    EncoderNeedsVectors,
-    InputTooLong,
-    Invalid,
-    InvalidInput,
-    NotExactlyOne,
-    TooManyInputs,
-    blaming,
-)
 from app.maths.geometry.space import check_vectors
 from app.types import EncoderKind, InputRole, Modality
 
@@ -105,7 +91,7 @@ def encode(
     with services.take(services.turns.inputs, context.project):
         try:
             for start in range(0, len(ready), size):
-                with blaming(field, rows_from=start, always=True):
+                with errors.blaming(field, rows_from=start, always=True):
                     items = model.prepare(ready[start : start + size], role)
                 tokens += sum(item.tokens for item in items)
                 truncated += [start + row for row, item in enumerate(items) if item.truncated]
@@ -132,9 +118,9 @@ def _checked(encoder: tables.EncoderRow, made: EncodedVectors) -> EncodedVectors
     """Return what was made. Raises EncoderFailed for vectors that no model should make."""
     try:
         check_vectors(made.vectors, dim=encoder.dim)
-    except AnchorageError as error:
+    except errors.AnchorageError as error:
         advice = "" if encoder.kind == EncoderKind.openai else " Another `dtype` may help."
-        raise EncoderFailed(
+        raise errors.EncoderFailed(
             f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail}{advice}"
         ) from None
     return made
@@ -162,15 +148,15 @@ async def encode_soon(
         with lane as is_free, services.take(services.turns.inputs, context.project):
             if is_free:
                 ready = check_inputs(encoder, inputs, limits=services.limits, field=field)
-                with blaming(field, always=True):
+                with errors.blaming(field, always=True):
                     items = model.prepare(ready, role)
                 asked = asyncio.ensure_future(model.ask(items))
                 context.on_departure(asked.cancel)
                 try:
-                    with blaming(field):
+                    with errors.blaming(field):
                         vectors = await asked
                 except asyncio.CancelledError:
-                    raise ClientLeft(CLIENT_LEFT) from None
+                    raise errors.ClientLeft(CLIENT_LEFT) from None
                 count_batch([item.length for item in items])
                 tokens = sum(item.tokens for item in items)
                 return _checked(encoder, EncodedVectors(vectors, tokens))
@@ -226,7 +212,7 @@ def encode_many(
     waiting = deque(places[start : start + model.batch] for start in places[:: model.batch])
     sent: dict[Future[bytes], tuple[list[int], list[Item]]] = {}
     answered: SimpleQueue[Future[bytes]] = SimpleQueue()
-    failure: AnchorageError | None = None
+    failure: errors.AnchorageError | None = None
     done = refused = 0
     try:
         while sent or (waiting and failure is None):
@@ -245,7 +231,7 @@ def encode_many(
                 on_encoded(EncodedTexts(batch, *answer, ()))
             except Empty:
                 batch = []
-            except InvalidInput as error:
+            except errors.InvalidInput as error:
                 if len(batch) > 1:
                     middle = len(batch) // 2
                     waiting.extendleft([batch[:middle], batch[middle:]])
@@ -253,7 +239,7 @@ def encode_many(
                 refused += 1
                 if refused == len(texts) >= REFUSED_TEXTS:
                     failure = error
-            except AnchorageError as error:
+            except errors.AnchorageError as error:
                 failure = failure or error
                 continue
             done += len(batch)
@@ -274,7 +260,7 @@ def count_tokens(
     model = load_model(services, encoder)
     items: list[Item] = []
     for text in texts:
-        with suppress(InvalidInput):
+        with suppress(errors.InvalidInput):
             items += model.prepare([text], InputRole.document)
     how = "tokenizer" if model.counts_tokens else "characters"
     return sum(item.tokens for item in items), how, sum(item.truncated for item in items)
@@ -294,9 +280,9 @@ def encode_valid(
         try:
             accepted = [texts[place] for place in places]
             made = encode(services, context, encoder, accepted, on_progress=on_progress)
-        except Invalid as error:
+        except errors.Invalid as error:
             wrong = set(error.rows)
-            if not wrong or isinstance(error, EmptyVectors):
+            if not wrong or isinstance(error, errors.EmptyVectors):
                 raise
             places = [each for row, each in enumerate(places) if row not in wrong]
             continue
@@ -308,12 +294,12 @@ def _await(task: EncodeTask, field: str, meanwhile: Callable[[], None]) -> Tenso
     """Return the vectors. `meanwhile`, called twice a second, may raise to end the wait."""
     while True:
         try:
-            with blaming(field):
+            with errors.blaming(field):
                 return task.future.result(ENCODING_CHECK_S)
         except TimeoutError:  # of the wait: a model's errors are AnchorageErrors
             meanwhile()
         except CancelledError:
-            raise ClientLeft(CLIENT_LEFT) from None
+            raise errors.ClientLeft(CLIENT_LEFT) from None
 
 
 def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
@@ -321,7 +307,7 @@ def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     model = load_current_model(services, encoder)
     try:
         require_unchanged(encoder, model)
-    except EncoderChanged:
+    except errors.EncoderChanged:
         # Its files may have been restored since.
         services.encoders.forget(spec_of(encoder), after_s=RECHECK_MODEL_S)
         model = load_current_model(services, encoder)
@@ -340,7 +326,7 @@ def load_current_model(services: Services, encoder: tables.EncoderRow) -> Encode
 def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
     """Return what to load for the encoder."""
     if encoder.model is None:
-        raise EncoderNeedsVectors(
+        raise errors.EncoderNeedsVectors(
             f"The service does not run encoder {encoder.name!r} of kind `{encoder.kind}`. Send the "
             "encoder's vectors, or name an encoder that it runs.",
             field="inputs",
@@ -358,7 +344,7 @@ def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
 def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
     """Raises EncoderChanged when the model's files differ from those that were registered."""
     if changed := changes(encoder, model):
-        raise EncoderChanged(
+        raise errors.EncoderChanged(
             f"The model of encoder {encoder.name!r} has changed since it was registered: "
             f"{', '.join(changed)} differ. Restore its files, or register them as another encoder.",
             field="encoder",
@@ -378,7 +364,7 @@ def require_same_vectors(encoder: tables.EncoderRow) -> None:
     """
     spec_of(encoder)
     if encoder.has_changed:
-        raise EncoderChanged(
+        raise errors.EncoderChanged(
             f"Encoder {encoder.name!r} makes other vectors than those of its anchors, so that new "
             "ones may not be stored under its name. Register the model as it is now by another "
             "name.",
@@ -391,9 +377,9 @@ def check_inputs(
 ) -> Sequence[Input]:
     """Return the inputs as the encoder reads them, images as the bytes of their files."""
     if not inputs:
-        raise EmptyVectors("Expected at least one input.", field=field)
+        raise errors.EmptyVectors("Expected at least one input.", field=field)
     if len(inputs) > limits.vectors:
-        raise TooManyInputs(
+        raise errors.TooManyInputs(
             f"The request has {len(inputs)} inputs; at most {limits.vectors} are allowed. Send "
             "fewer.",
             field=field,
@@ -402,12 +388,12 @@ def check_inputs(
     if encoder.modality == Modality.image:
         return [_decode_image(value, row, field) for row, value in enumerate(inputs)]
     if files := [row for row, value in enumerate(inputs) if isinstance(value, bytes)]:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             "This encoder reads texts, not images. Send texts.", field=field, rows=files
         )
     most = limits.input_characters
     if long := [row for row, text in enumerate(inputs) if len(text) > most]:
-        raise InputTooLong(
+        raise errors.InputTooLong(
             f"These inputs have more than {most} characters. Shorten or split them.",
             field=field,
             rows=long,
@@ -422,7 +408,7 @@ def _decode_image(value: Input, row: int, field: str) -> bytes:
     try:
         return base64.b64decode(_DATA_URL.sub("", value, count=1), validate=True)
     except ValueError:
-        raise BadBase64(
+        raise errors.BadBase64(
             "Expected images as base64, or as data:image/...;base64,... URLs.",
             field=field,
             rows=[row],
@@ -440,7 +426,7 @@ def exactly_one(
         return field, len(vectors)
     if inputs is not None and vectors is None:
         return "inputs", len(inputs.values)
-    raise NotExactlyOne(f"Send exactly one of `{field}` and `inputs`.", field=field)
+    raise errors.NotExactlyOne(f"Send exactly one of `{field}` and `inputs`.", field=field)
 
 
 def vectors_or_encoded(

@@ -297,7 +297,7 @@ def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongStat
         return WrongState(
             f"`{step}` of this migration was interrupted. Call `{step}` again before `{call}`."
         )
-    return WrongState(f"The migration is {row.state}, so `{call}` is not possible.{advice}")
+    return WrongState(f"The migration is {row.state}, so this is not possible.{advice}")
 
 
 def _with_job(session: Session, row: tables.MigrationRow) -> MigrationStatus:

@@ -109,6 +109,14 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
     # A cutover gives skipped rows an empty vector, which a store may count.
     missing = max(total - new - skipped, new - total, 0)
     live = move.store.capabilities.captures_writes
+    if "cutover" in row.found and total > new and not live and move.live.is_cut_over():
+        ids = only_old(move)
+        found["only_old"] = ids[:20]
+        detail = (
+            f"Only the old side has {len(ids):,} rows: clients deleted them since the cutover, or "
+            f"wrote them past the new side. `finish` deletes them: {ids[:5]}."
+        )
+        return Check("rows", None, detail, found)
     followed = live and row.position.get("applied")
     # A synchronisation leaves a few changes, which are many of a small table.
     allowed = max(FEW_CHANGES, LIVE_ROWS * total) if followed else 0
@@ -126,6 +134,16 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
             "client has written to the old vectors."
         )
     return Check("rows", missing <= allowed, detail, found)
+
+
+def only_old(move: MigrationContext) -> list[StoreId]:
+    """Return the rows that the new side lacks."""
+    cursor, found = None, list[StoreId]()
+    while True:
+        page = move.store.scroll(cursor, VERIFIED_ROWS)
+        found += sorted({*page.ids}.difference(move.migration.read(page.ids).ids), key=str)
+        if (cursor := page.cursor) is None:
+            return found
 
 
 def check_payloads(move: MigrationContext, held: Lease, hear: HearRows) -> Check:
@@ -209,6 +227,8 @@ def compare_rows(move: MigrationContext, ids: Sequence[StoreId]) -> tuple[int, l
         back = move.make_old([old.ids[number] for number in paired], found)
         same[paired] |= move.are_equal(old.vectors[paired], back.vectors)
     right = int(same.sum())
+    if "cutover" in move.row.found and not move.store.capabilities.captures_writes:
+        same |= np.array([each not in place for each in old.ids], np.bool_)  # deleted by a client
     same[forward.missing] = True
     return right, [each for number, each in enumerate(old.ids) if not same[number]]
 

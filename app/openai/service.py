@@ -16,6 +16,7 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
+from app import errors
 from app.access.audit import record_audit
 from app.context import RequestContext, Services
 from app.db import resources, tables
@@ -23,20 +24,6 @@ from app.db.cache import NameKey
 from app.encoders import encoding, incoming
 from app.encoders.encoding import EncodedVectors
 from app.encoders.models.base import Input
-from app.errors import (
-    AnchorageError,
-    DatabaseUnavailable,
-    EncoderUnavailable,
-    InputTooLong,
-    InvalidOption,
-    InvalidRequest,
-    NameTaken,
-    NotExactlyOne,
-    NotFound,
-    StoreUnsupported,
-    TokensNotRead,
-    blaming,
-)
 from app.maths.relevance.rescoring import cosines
 from app.moves.context import clients_see_new
 from app.openai import queries
@@ -118,14 +105,17 @@ def find_model(services: Services, project: str, name: str) -> Model:
 def load_named_models(services: Services) -> None:
     """Load the models whose vectors the clients of stores with names ask for."""
     names: Sequence[tuple[str, str]] = []
-    with suppress(DatabaseUnavailable), services.db.transaction() as session:  # else none is loaded
+    with (
+        suppress(errors.DatabaseUnavailable),
+        services.db.transaction() as session,
+    ):  # else none is loaded
         names = queries.names_of_stores(session)
     for project, name in names:
         try:
             encoder = find_model(services, project, name).encoder
             if encoder.kind != EncoderKind.openai:
                 encoding.load_current_model(services, encoder)
-        except AnchorageError as error:  # the first request meets it too
+        except errors.AnchorageError as error:  # the first request meets it too
             log.warning("the model of a store's name is not loaded: %s", error.code)
 
 
@@ -157,7 +147,7 @@ def _model_of_store(
     if wanted.model is not None:
         return wanted.name
     if other is None or other.model is None or anchor_set is None:
-        raise EncoderUnavailable(
+        raise errors.EncoderUnavailable(
             f"The service does not run {wanted.name!r}, whose vectors the store "
             f"{alias.store.name!r} has. Migrate the store to an encoder that the service runs: "
             "after the first 1,000 rows, that one answers.",
@@ -173,7 +163,7 @@ def _read_id(services: Services, project: str, model: str, *, or_name: bool = Fa
     """
     match = _MODEL_ID.fullmatch(model)
     if match is None:
-        raise NotFound(
+        raise errors.NotFound(
             f"There is no model {model[:200]!r}. A model is `encoder`, "
             "`encoder->target@anchor-set` or a name; /v1/models lists encoders and names.",
             "encoder",
@@ -225,7 +215,7 @@ async def _embed_by(
     dim = (model.target.encoder if model.target else model.encoder).dim
     asked = dim if request.dimensions is None else request.dimensions
     if not (dim if model.target else 1) <= asked <= dim:
-        raise InvalidOption(
+        raise errors.InvalidOption(
             f"Model {request.model!r} has {dim} dimensions. Send "
             f"{dim if model.target else f'1 to {dim}'}, or remove `dimensions`.",
             field="dimensions",
@@ -236,7 +226,7 @@ async def _embed_by(
         services, context, model.encoder, inputs, role=role, field="input"
     )
     if made.truncated and not request.truncate:
-        raise InputTooLong(
+        raise errors.InputTooLong(
             "Some inputs are longer than the model reads. Shorten them, or send `truncate: true`.",
             field="input",
             rows=made.truncated,
@@ -260,7 +250,7 @@ def _translate(
     """Return the vectors in the target's space, and warnings about the translation."""
     assert model.translation is not None
     served = prepare_map(services, context, model.translation, model.pair)
-    with blaming("input"):
+    with errors.blaming("input"):
         return served.start(services, context.project, vectors).result().vectors, served.warnings
 
 
@@ -271,12 +261,12 @@ def _read_inputs(value: Any) -> list[Input]:
     if inputs and not wrong:
         return inputs
     if inputs and all(isinstance(each, int | list) for each in inputs):
-        raise TokensNotRead(
+        raise errors.TokensNotRead(
             "Send texts instead of tokens, which differ between models. "
             "In LangChain, set check_embedding_ctx_length=False.",
             field="input",
         )
-    raise InvalidRequest(
+    raise errors.InvalidRequest(
         "Expected a text, or a list of at least one text.", field="input", rows=wrong
     )
 
@@ -289,7 +279,7 @@ def rerank(services: Services, context: RequestContext, request: RerankRequest) 
     """
     model = find_model(services, context.project, request.model)
     if model.translation is not None:
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             "`model` names a translation. Name an encoder that embeds the documents itself.",
             field="model",
         )
@@ -314,10 +304,10 @@ def put_name(
     StoreUnsupported for a store without a cutover, and what `find_model` raises for a model.
     """
     if (new.model is None) == (new.store is None):
-        raise NotExactlyOne("Send exactly one of `model` and `store`.", field="model")
+        raise errors.NotExactlyOne("Send exactly one of `model` and `store`.", field="model")
     columns: dict[str, Any] = {}
     if new.model is not None:
-        with blaming("model", always=True):
+        with errors.blaming("model", always=True):
             found = _read_id(services, context.project, new.model)
         columns = {"model": new.model, "encoder_id": found.encoder.id}
         if found.target is not None:
@@ -331,7 +321,7 @@ def put_name(
                 session, tables.StoreRow, context.project, new.store, field="store"
             )
             if not has_cutover(store.kind):
-                raise StoreUnsupported(
+                raise errors.StoreUnsupported(
                     f"The application of a store of kind {store.kind!r} opens the new vectors "
                     "itself, so no name can follow it. Give an encoder the name, with `model`.",
                     field="store",
@@ -344,7 +334,7 @@ def put_name(
         elif row.store != store:
             owner = f"the store {row.store.name!r}" if row.store else f"the model {row.model!r}"
             way = f"Choose another name, or first delete this one: DELETE /names/{name}."
-            raise NameTaken(f"The name {name!r} belongs to {owner}. {way}", field="name")
+            raise errors.NameTaken(f"The name {name!r} belongs to {owner}. {way}", field="name")
         elif row.model != new.model:
             record_audit(session, context, "point", "name", name)
             for column, value in ({"target_id": None, "anchor_set_id": None} | columns).items():

@@ -16,23 +16,13 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
+from app import errors
 from app.context import RequestContext, Services
 from app.db import tables
 from app.encoders import encoding
 from app.encoders.encoding import EncodedVectors
 from app.encoders.incoming import checked_vectors
 from app.encoders.models.base import Inputs
-from app.errors import (
-    AnchorageError,
-    DimensionMismatch,
-    EncoderChanged,
-    EncoderUnavailable,
-    InvalidRequest,
-    MissingField,
-    TooManyVectors,
-    Unavailable,
-    blaming,
-)
 from app.maths.geometry.space import check_vectors
 from app.maths.relevance import rescoring as maths
 from app.maths.relevance.fuse_weight import trust_of
@@ -154,7 +144,7 @@ def join_candidates(
     count = sum(map(len, blocks))
     most = services.limits.numbers // target.dim
     if count > most:
-        raise TooManyVectors(
+        raise errors.TooManyVectors(
             f"The request has {count} candidates; at most {most} fit into memory when they have "
             f"{target.dim} dimensions. Send fewer.",
             field="candidates",
@@ -163,14 +153,14 @@ def join_candidates(
     filled = [(place, block) for place, block in enumerate(blocks) if len(block)]
     for place, block in filled:
         if block.shape[1] != source.dim:
-            raise DimensionMismatch(
+            raise errors.DimensionMismatch(
                 f"The candidates of query {place} have {block.shape[1]} dimensions; the source "
                 f"encoder has {source.dim}.",
                 field=f"candidates.{place}.vectors",
             )
     context.reserve_bytes(count * (target.dim * 4 + CANDIDATE_BYTES))
     for place, block in filled:
-        with blaming(f"candidates.{place}.vectors"):
+        with errors.blaming(f"candidates.{place}.vectors"):
             check_vectors(block)
     if len(filled) == 1:
         return filled[0][1]
@@ -185,7 +175,7 @@ def embeds_texts(encoder: tables.EncoderRow) -> bool:
 def require_texts_encoder(encoder: tables.EncoderRow) -> None:
     """Raises InvalidRequest for an encoder that cannot embed texts here."""
     if not embeds_texts(encoder):
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"`native` embeds texts, which the encoder {encoder.name!r} cannot do here. Remove "
             "`native`, or register the target encoder with its model.",
             field="native",
@@ -212,7 +202,7 @@ def refuse_fields_of_fuse(request: StoreSearchRequest | RescoreRequest) -> None:
     """Raises InvalidRequest for fields that only `mode: fuse` has."""
     for name in ("old_queries", "weight"):
         if getattr(request, name) is not None:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"`{name}` only applies with `mode: fuse`. Remove it, or set `mode`.", field=name
             )
 
@@ -238,7 +228,7 @@ def sent_old_queries(
     """
     if vectors is not None:
         if len(vectors) != count:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"There are {len(vectors)} `old_queries` and {count} queries. Send one for each "
                 "query.",
                 field="old_queries",
@@ -248,7 +238,7 @@ def sent_old_queries(
             checked_vectors(vectors, field="old_queries", limits=limits, dim=encoder.dim)
         )
     if inputs is None or encoder.kind == EncoderKind.external:
-        raise MissingField(
+        raise errors.MissingField(
             "`mode: fuse` needs `old_queries`, the queries' vectors by the old encoder "
             f"{encoder.name!r}. Add them, or set `mode: cascade`.",
             field="old_queries",
@@ -267,7 +257,7 @@ def encode_old_queries(
     """Return the queries by the old encoder; None if it fails and they are optional."""
     try:
         return encoding.vectors_or_encoded(services, context, encoder, None, inputs)
-    except (Unavailable, EncoderUnavailable, EncoderChanged):
+    except (errors.Unavailable, errors.EncoderUnavailable, errors.EncoderChanged):
         if optional:
             return None
         raise
@@ -434,7 +424,7 @@ async def _read_and_embed(
     try:
         with anyio.move_on_after(deadline_s):
             read = await request.read_texts(wanted)
-    except AnchorageError as error:
+    except errors.AnchorageError as error:
         detail = f"The store returned no texts. {error.detail}"
     if read is None:
         shortfall = AnswerWarning("native-unavailable", f"{detail} {OTHERS}")

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from typing import TypeVar
 
 from app.db.tables import StoreRow
@@ -68,7 +69,9 @@ def find_address(
     """Return both by the name, or by the URL without its password. Raises AddressNotListed."""
     own = {name: each for name, each in addresses.items() if project in each.projects}
     for name, each in own.items():
-        if given in (name, without_password(each.url)):
+        url = without_password(each.url)
+        # `anchorage migrate` names an address after its digest; a later start may list it anew.
+        if given in (name, url) or given.endswith(f"-{sha256(url.encode()).hexdigest()[:8]}"):
             return name, each
     # Somebody may send a URL with a password: only what looks like a name is repeated.
     named = repr(given) if _NAME.fullmatch(given) else "a URL"

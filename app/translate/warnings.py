@@ -76,7 +76,8 @@ def warnings_about_pair(
         text = (
             f"The anchors of {source.encoder.name!r} and {target.encoder.name!r} are no more "
             "related than shuffled ones, so the translations mean nothing. Check that both sides "
-            "have the same items in the same order: GET /anchor-sets/{name}/report says more."
+            "have the same items in the same order: GET "
+            f"/anchor-sets/{source.anchor_set.name}/report says more."
         )
         found.insert(0, AnswerWarning("useless-anchors", text))
     compared = compare_pair(services, source, target)

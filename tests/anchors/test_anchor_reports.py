@@ -39,6 +39,13 @@ def test_an_encoder_of_other_rows_is_unrelated_to_the_others(report, embeddings)
     assert said["encoders"] == ["first", "second"]
 
 
+def test_a_line_that_is_missing_in_the_middle_is_found(report):
+    rows = np.random.default_rng(3).normal(size=(320, 8))
+    found = report(first=rows, second=np.r_[rows[:200], np.roll(rows[200:], 1, 0)][:, :6])
+    errors = [each for each in found["findings"] if each["severity"] == "error"]
+    assert [each["rows"][0] for each in errors] == [200, 240, 280]
+
+
 def test_rows_that_add_nothing_are_named(report, embeddings):
     first = embeddings["first"].copy()
     first[[10, 11]] = first[3]

@@ -93,6 +93,7 @@ def test_one_command_fills_and_verifies_and_the_steps_go_on(terminal: Terminal, 
     assert "Nothing is cut over" in terminal.refusal("migrate", "rollback", "docs")
     np.testing.assert_array_equal(vectors(table), before)
 
+    assert "--yes" not in terminal.ok("migrate", "cutover", "--help")
     printed = terminal.ok("migrate", "cutover", "docs")
     assert "s. Embed queries and rows by new, or by a name of docs." in printed
     assert "To undo it: anchorage migrate rollback docs (else: finish, sync, verify)" in printed

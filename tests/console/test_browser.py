@@ -113,7 +113,7 @@ def test_the_pages_are_sound_and_follow_a_run(browser: Browser, tmp_path: Path) 
                 assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
                 assert faults == [], path
             page.get_by_role("button", name="Run", exact=True).click()
-            expect(page.get_by_text("40 of 40 rows")).to_be_visible(timeout=20_000)
+            expect(page.get_by_text("40 rows by the run")).to_be_visible(timeout=20_000)
             assert faults == []
         with signed_in(browser, url, other) as (page, faults):
             expect(page.locator(".waiting")).to_have_count(0, timeout=60_000)

@@ -132,7 +132,7 @@ def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) 
     assert "Nothing is written to the store yet." in planned.client.get("/console").text
     assert "Next: Run" in planned.client.get("/console").text
     page = press(planned, "run")
-    assert "200 of 200 rows" in page
+    assert "200 rows by the run" in page
     assert enabled(page) == ["verify", "sync", "abandon"]
     page = press(planned, "verify")
     assert page.count('badge good">passed') >= 3, page

@@ -15,21 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from app import errors
 from app.anchors import from_store
 from app.context import Limits, Services
 from app.encoders import service as encoders
 from app.encoders.models.pool import EncoderPool
 from app.encoders.models.remote import endpoint as endpoint_module
 from app.encoders.schemas import NewEncoder
-from app.errors import (
-    InvalidRequest,
-    LimitReached,
-    MissingField,
-    StoreChanged,
-    StoreRefused,
-    StoreUnsupported,
-    WrongState,
-)
 from app.jobs import progress as job_progress
 from app.moves import fill, steps, sync
 from app.moves import service as migrations
@@ -248,24 +240,24 @@ def test_a_run_pauses_before_it_costs_too_much_and_goes_on_with_more(
     table: Table, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(from_store, "USUAL_SIZE", 50)
-    with pytest.raises(MissingField):
+    with pytest.raises(errors.MissingField):
         plan(table, max_price=1.0)
     moving = plan(table, price_per_million_tokens=1e6, max_price=400.0)
     endpoint.seen.clear()
     moving.do("run")
     now = moving.now
-    assert (now.state, now.error["code"]) == ("paused", LimitReached.code)
+    assert (now.state, now.error["code"]) == ("paused", errors.LimitReached.code)
     price = now.row.plan["cost"]["price"]
     assert 0 < now.progress["spent"] <= 400
     assert price <= now.progress["price_of_all"] <= 1.2 * price
     migrations.change_limits(table.services, CONTEXT, moving.id, {"max_price": None})
-    with pytest.raises(MissingField):
+    with pytest.raises(errors.MissingField):
         migrations.change_limits(
             table.services, CONTEXT, moving.id, {"max_price": 1, "price_per_million_tokens": None}
         )
     moving.do("run")
     assert moving.state == "filled"
-    with pytest.raises(WrongState):
+    with pytest.raises(errors.WrongState):
         steps.take_step(table.services, CONTEXT, moving.id, "rollback")
     assert len(endpoint.texts) == len(set(endpoint.texts)) == ROWS - 2
     spent = moving.now.progress["spent"]
@@ -282,7 +274,7 @@ def test_a_low_price_makes_fewer_anchors(table: Table, endpoint: FakeEndpoint) -
         limits = {"max_price": share * price}
         migrations.change_limits(table.services, CONTEXT, moving.id, limits)
         moving.do("run")
-        assert (moving.state, moving.now.error["code"]) == ("paused", LimitReached.code)
+        assert (moving.state, moving.now.error["code"]) == ("paused", errors.LimitReached.code)
         assert least * price <= moving.now.progress["spent"] <= share * price
     assert moving.now.row.anchor_set.size in (149, 150)  # type: ignore[union-attr]
     migrations.change_limits(table.services, CONTEXT, moving.id, {"max_price": 1.05 * price})
@@ -438,7 +430,9 @@ def test_a_run_that_stops_at_the_index_reads_no_row_again(
 ) -> None:
     moving = plan(table)
     with monkeypatch.context() as patched:
-        patched.setattr(PgMigration, "build_index", MagicMock(side_effect=StoreRefused("full")))
+        patched.setattr(
+            PgMigration, "build_index", MagicMock(side_effect=errors.StoreRefused("full"))
+        )
         moving.do("run")
     assert moving.state == "paused"
     endpoint.seen.clear()
@@ -458,13 +452,13 @@ def test_texts_beyond_the_servers_limit_are_cut_and_counted(
 
 def test_a_target_too_wide_for_the_index_is_refused(table: Table, endpoint: FakeEndpoint) -> None:
     create_remote(table.services, endpoint, "wide", dim=4001)
-    with pytest.raises(StoreUnsupported, match="at most 4000, or index"):
+    with pytest.raises(errors.StoreUnsupported, match="at most 4000, or index"):
         plan(table, target="wide")
 
 
 def test_a_store_without_texts_says_so(table: Table) -> None:
     table.execute("UPDATE {} SET body = NULL")
-    with pytest.raises(InvalidRequest, match="None of 256 sampled rows"):
+    with pytest.raises(errors.InvalidRequest, match="None of 256 sampled rows"):
         plan(table)
 
 
@@ -475,11 +469,11 @@ def be_refused(table: Table, moving: Moving, step: str, vector: np.ndarray) -> N
     def refuse(self: Any, translate: Any) -> Any:
         table.insert(ROWS, vector)
         self._drain(translate, time.monotonic() + 10)
-        raise StoreChanged("An index is missing.")
+        raise errors.StoreChanged("An index is missing.")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(store), step, refuse)
-        with pytest.raises(StoreChanged):
+        with pytest.raises(errors.StoreChanged):
             steps.take_step(table.services, CONTEXT, moving.id, step)
 
 

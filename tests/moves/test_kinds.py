@@ -144,4 +144,7 @@ def test_the_cutover_of_a_chroma_collection_says_which_function_clients_must_pas
     steps.complete_switches(on_sqlite, stopping=lambda: False)
     assert (moving.state, moving.now.is_interrupted) == ("cut-over", False)
     assert on_sqlite.stores.open(location).facts().dim == NEW_DIM
+    case.delete(location, some.ids[:2])  # by a client, of the new side only
+    assert moving.do("verify").result["rows"]["only_old"] == some.ids[:2]
+    steps.take_step(on_sqlite, CONTEXT, moving.id, "finish")
     on_sqlite.stores.close()

@@ -7,15 +7,8 @@ import sqlite3
 
 import pytest
 
-from app.errors import (
-    InvalidOption,
-    InvalidRequest,
-    StoreChanged,
-    StoreFull,
-    StoreRefused,
-    StoreUnavailable,
-    did_you_mean,
-)
+from app import errors
+from app.errors import did_you_mean
 from app.stores.answers import MAX_TEXT
 from app.stores.common import find_text, row_number, rows_checksum, store_faults
 from app.stores.hidden_urls import hide_url
@@ -26,12 +19,12 @@ from app.stores.text_templates import parse_template
 @pytest.mark.parametrize(
     ("raised", "expected", "advice"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), StoreFull, "Free space"),
-        (PermissionError(errno.EACCES, "Permission denied"), StoreRefused, "credentials"),
-        (OSError(errno.EROFS, "Read-only file system"), StoreRefused, "permissions"),
-        (ValueError("Collection x not found"), StoreChanged, "plan a new migration"),
-        (sqlite3.OperationalError("database is locked"), StoreUnavailable, "write lock"),
-        (RuntimeError("something else"), StoreUnavailable, "Try again"),
+        (OSError(errno.ENOSPC, "No space left on device"), errors.StoreFull, "Free space"),
+        (PermissionError(errno.EACCES, "Permission denied"), errors.StoreRefused, "credentials"),
+        (OSError(errno.EROFS, "Read-only file system"), errors.StoreRefused, "permissions"),
+        (ValueError("Collection x not found"), errors.StoreChanged, "plan a new migration"),
+        (sqlite3.OperationalError("database is locked"), errors.StoreUnavailable, "write lock"),
+        (RuntimeError("something else"), errors.StoreUnavailable, "Try again"),
     ],
 )
 def test_a_fault_says_what_to_do(raised: Exception, expected: type[Exception], advice: str) -> None:
@@ -55,14 +48,14 @@ def test_each_row_counts_in_a_checksum_and_their_order_does_not():
 @pytest.mark.parametrize("kind", CONNECTORS)
 def test_an_unknown_option_is_named(kind: str) -> None:
     require_known_options(kind, {})
-    with pytest.raises(InvalidOption, match="'dsn'") as caught:
+    with pytest.raises(errors.InvalidOption, match="'dsn'") as caught:
         require_known_options(kind, {"dsn": "postgresql://u:correct-horse@h/x"})
     assert "correct-horse" not in caught.value.detail
 
 
 @pytest.mark.parametrize("kind", ["qdrant", "chroma", "milvus"])
 def test_a_field_of_ids_is_refused_where_a_connector_would_ignore_it(kind: str) -> None:
-    with pytest.raises(InvalidOption, match="id_field"):
+    with pytest.raises(errors.InvalidOption, match="id_field"):
         require_known_options(kind, {}, "topic")
 
 
@@ -93,7 +86,7 @@ def test_a_template_is_filled() -> None:
     )],
 )  # fmt: skip
 def test_wrong_templates_are_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(errors.InvalidRequest) as caught:
         parse_template(text)
     assert caught.value.field == "text_field"
 

@@ -173,6 +173,12 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> SentenceEncod
     # Before the library is loaded, which takes seconds.
     known = [name for name in PACKAGED_MODELS if "/" not in name and _find_package(name)]
     folder, revision = find_model(spec, sources, known, packaged=_find_package(spec.model))
+    if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
+        raise EncoderUnavailable(
+            f"The folder of model {spec.model!r} has no `modules.json` as sentence-transformers "
+            "writes it. Save the model by its `save`, or send its vectors.",
+            field="model",
+        )
     _refuse_pickles(spec.model, folder)
     make_importable()
     from sentence_transformers import SentenceTransformer

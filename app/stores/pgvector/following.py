@@ -25,6 +25,7 @@ from app.errors import (
     StoreUnavailable,
     WrongState,
 )
+from app.stores import port as base
 from app.stores.pgvector.checks import (
     another_migration,
     new_type,
@@ -51,15 +52,7 @@ from app.stores.pgvector.tables import (
     states_of,
     traces_of,
 )
-from app.stores.port import (
-    Changes,
-    HearRows,
-    Migration,
-    Page,
-    StoreId,
-    StoreLocation,
-    StoreVectors,
-)
+from app.stores.port import Changes, Page, StoreId, StoreVectors
 
 #: captured writes of one transaction, which locks their rows
 CAPTURED_ROWS = 100
@@ -319,11 +312,11 @@ class Follower:
         )
 
 
-class PgNewVectors(Migration):
+class PgNewVectors(base.Migration):
     """The new vectors of one migration, in a copy of the table."""
 
     def __init__(
-        self, connections: PgConnections, location: StoreLocation, tag: str, dim: int
+        self, connections: PgConnections, location: base.StoreLocation, tag: str, dim: int
     ) -> None:
         self.connections = connections
         self.location = location
@@ -420,7 +413,7 @@ class PgNewVectors(Migration):
         with self._follow("to apply captured writes") as follower:
             follower.apply(changes, vectors)
 
-    def count_different(self, hear: HearRows, apply: Callable[[], object]) -> int | None:
+    def count_different(self, hear: base.HearRows, apply: Callable[[], object]) -> int | None:
         return self.requeue_different()
 
     def requeue_different(self, *, only_rewritten: bool = False) -> int | None:

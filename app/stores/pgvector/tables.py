@@ -184,16 +184,21 @@ class PgTable:
     def require_one_size(self) -> None:
         """Raises StoreUnsupported where a column that declares no dimension has several."""
         found = self.connection.run(
-            "SELECT format('%s of %s', count(*), vector_dims({0})) FROM {1} r WHERE {0} IS NOT "
-            "NULL GROUP BY vector_dims({0}) ORDER BY count(*) DESC LIMIT 10",
+            "SELECT vector_dims({0}), count(*) FROM {1} r WHERE {0} IS NOT NULL GROUP BY 1 "
+            "ORDER BY 2 DESC LIMIT 10",
             self.vectors.name,
             self.rows,
         ).fetchall()
         if len(found) > 1:
-            sizes = ", ".join(each for [each] in found)
+            sizes = ", ".join(f"{count} of {size}" for size, count in found)
+            key, column = (sql.Identifier(each.name) for each in (self.key, self.vectors))
+            odd = sql.SQL("SELECT {} FROM {} r WHERE vector_dims({}) <> {}").format(
+                key, self.rows, column, found[0][0]
+            )
             raise StoreUnsupported(
-                f"`{self.vectors.name}` has vectors of several dimensions: {sizes}. Write the odd "
-                'ones again, or name the rows of a model in the option `where`, as {"tenant": 7}.',
+                f"`{self.vectors.name}` has vectors of several dimensions: {sizes}. Delete the odd "
+                f"rows, or write them again ({odd.as_string(self.connection)}), or name the rows "
+                'of one model in the option `where`, as {"tenant": 7}.',
                 field="options",
             )
 
