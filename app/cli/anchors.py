@@ -41,7 +41,7 @@ def add(
     pairs = [each.partition("=") for each in vectors or ()]
     if not (encoder or pairs) or bool(store) == bool(texts or pairs) or "" in [p[2] for p in pairs]:
         raise typer.BadParameter(
-            "Pass --store, or --texts and --vectors ENCODER=FILE.npy, and --encoder with the new."
+            "Pass --store, or --texts and --vectors OLD=FILE.npy (OLD made them), and --encoder NEW."
         )
     embeddings, inputs = {}, None
     try:

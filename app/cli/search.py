@@ -54,7 +54,8 @@ def search(
         where = f", in the {about['side']} vectors"
         if about["side"] == "old" and about["new_vectors"]:
             where += ", scored by the new ones"
-    where += f"; scores: {'combined' if about['candidates'] else SCORES[found['metric']]}"
+    parts = " and ".join((about["combined"] or {}).get("scores", []))
+    where += f"; scores: {f'combined, {parts}' if parts else SCORES[found['metric']]}"
     typer.echo(f"By {by}{where}.", err=True)
     for each in about["warnings"]:
         warn(in_words_of_commands(each["detail"], store))

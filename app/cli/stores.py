@@ -48,7 +48,7 @@ def connect_store(
 ) -> None:
     """Connect a store, read its size, and say which encoder its vectors look like."""
     with connect(url) as client:
-        store = client.stores.create(
+        store = client.stores.get_or_create(
             name,
             kind=kind,
             address=address,

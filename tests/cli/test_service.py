@@ -39,12 +39,13 @@ def test_encoders_and_stores_by_scripts(serve: Serve, tmp_path: Path) -> None:
     terminal = serve(stores={"disk": str(tmp_path / "lake")})
     call = terminal.json
     assert call("encoders", "add", "old", "--dim", "3")["kind"] == "external"
-    assert call("encoders", "add", "old", "--dim", "3")["name"] == "old"  # the same again
+    assert call("encoders", "add", "old", "--dim", "3")["name"] == "old"
     assert [row["name"] for row in call("encoders", "list")] == ["old"]
     assert "and `--endpoint`." in terminal.refusal("encoders", "add", "x", "--model", "none")
     place = ("--kind", "lancedb", "--address", "disk", "--collection", "rows")
-    made = call("stores", "connect", "shop", *place, "--encoder", "old", "--id-field", "id")
-    assert (made["rows"], made["dim"]) == (3, 3)
+    for _ in range(2):  # the same again
+        made = call("stores", "connect", "shop", *place, "--encoder", "old", "--id-field", "id")
+        assert (made["rows"], made["dim"]) == (3, 3)
     assert [row["name"] for row in call("stores", "list")] == ["shop"]
     assert "no name 'ours'" in terminal.refusal("stores", "unname", "ours")
     assert call("stores", "disconnect", "shop")["name"] == "shop"
