@@ -31,7 +31,7 @@ def add(
     encoder: Annotated[list[str] | None, typer.Option(help="Embeds the texts.")] = None,
     store: Annotated[str | None, typer.Option(help="Take 1,000 texts of this store.")] = None,
     texts: Annotated[Path | None, typer.Option(help="Kept texts, one a line.")] = None,
-    vectors: Annotated[list[str] | None, typer.Option(help="ENCODER=FILE.npy, row by row.")] = None,
+    vectors: Annotated[list[str] | None, typer.Option(help="OLD=FILE.npy: its model, row by row.")] = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
@@ -41,7 +41,7 @@ def add(
     pairs = [each.partition("=") for each in vectors or ()]
     if not (encoder or pairs) or bool(store) == bool(texts or pairs) or "" in [p[2] for p in pairs]:
         raise typer.BadParameter(
-            "Pass --store, or --texts and --vectors OLD=FILE.npy (OLD made them), and --encoder NEW."
+            "Pass --store, or --texts and --vectors OLD=FILE.npy (OLD is its model), and --encoder."
         )
     embeddings, inputs = {}, None
     try:

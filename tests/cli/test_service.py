@@ -61,7 +61,7 @@ def test_anchors_of_kept_texts_and_vectors(serve: Serve, tmp_path: Path) -> None
     np.save(vectors, np.eye(2, 3))
     add = ("anchors", "add", "kept", "--texts", str(texts))
     assert "Pass --store, or --texts" in terminal.refusal(*add)
-    assert "--vectors ENCODER=FILE.npy" in terminal.refusal(*add, "--vectors", str(vectors))
+    assert "--vectors OLD=FILE.npy" in terminal.refusal(*add, "--vectors", str(vectors))
     terminal.ok("encoders", "add", "old", "--dim", "3")
     made = terminal.json(*add, "--vectors", f"old={vectors}")
     assert (made["name"], made["size"], made["encoders"]) == ("kept", 2, ["old"])
