@@ -31,7 +31,7 @@ def add(
     encoder: Annotated[list[str] | None, typer.Option(help="Embeds the texts.")] = None,
     store: Annotated[str | None, typer.Option(help="Take 1,000 texts of this store.")] = None,
     texts: Annotated[Path | None, typer.Option(help="Kept texts, one a line.")] = None,
-    vectors: Annotated[list[str] | None, typer.Option(help="OLD=FILE.npy: its model, row by row.")] = None,
+    vectors: Annotated[list[str] | None, typer.Option(help="OLD=FILE.npy, row by row.")] = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
