@@ -1,7 +1,4 @@
-"""What a search by distances or inner products finds in translated vectors of one length.
-
-python -m benchmarks.lengths  # seconds; writes benchmarks/results/lengths.json
-"""
+"""Searches by distance and product in translated vectors of one length, on Cranfield: seconds."""
 
 import numpy as np
 import torch
@@ -13,7 +10,9 @@ from app.maths.translators.translator import apply
 from benchmarks.common import RESULTS, parser, show, write
 from benchmarks.cranfield import CRANFIELD_ENCODERS, cranfield, mean_ndcg
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Measure, show and write."""
     path, data = parser(__doc__, RESULTS / "lengths.json").parse_args().json, cranfield()
     table = [["change, anchors", "cosine, or one length", "distance", "inner product"]]
     pairs = [(x, y, k) for x in CRANFIELD_ENCODERS for y in CRANFIELD_ENCODERS for k in (300, 1000)]
@@ -28,3 +27,7 @@ if __name__ == "__main__":
         table.append([f"{old} to {new}, {count}", *(f"{each:.3f}" for each in found)])
     show(Console(width=100), {"lengths": table})
     write(path, {"lengths": table})
+
+
+if __name__ == "__main__":
+    main()
