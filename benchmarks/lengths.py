@@ -1,4 +1,4 @@
-"""Searches by distance and product in translated vectors of one length, on Cranfield: seconds."""
+"""What one length of translated vectors is worth on Cranfield: python -m benchmarks.lengths."""
 
 import numpy as np
 import torch
