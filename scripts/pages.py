@@ -100,7 +100,7 @@ def commands() -> str:
     rows = [["command", "what it does"]]
     for name, command in _all("anchorage", typer.main.get_command(cli)):
         arguments = [each for each in command.params if each.param_type_name == "argument"]
-        usage = " ".join([name, *(str(each.name).upper() for each in arguments)])
+        usage = " ".join([name, *(each.metavar or str(each.name).upper() for each in arguments)])
         rows.append([f"`{usage}`", inspect.cleandoc(command.help or "").partition("\n\n")[0]])
     return table(rows)
 

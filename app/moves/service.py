@@ -285,7 +285,7 @@ def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongStat
     calls = next_calls(row, busy=busy)
     advice = f" Call `{calls[0]}`." if calls else " It has ended: plan another."
     if row.state == MigrationState.cut_over:
-        advice = " Call `rollback`, or `finish`, which deletes the old vectors for good."
+        advice = " It is cut over: `rollback` undoes that, and `finish` deletes the old vectors."
     if call == "rollback" and row.state != MigrationState.finished:
         advice = " Nothing is cut over: clients see the old vectors."
     elif call == "rollback":
