@@ -86,7 +86,7 @@ def _check_pair(
     one, other = (spaces.raw_anchors(services, each) for each in (x, y))
     count = min(MAX_PARTS, len(one) // ENOUGH_FOR_VERDICT)  # a line that is missing shifts the rest
     parts = [(at * len(one) // count, (at + 1) * len(one) // count) for at in range(count)]
-    for start, stop in [(0, len(one)), *parts]:
+    for start, stop in dict.fromkeys([(0, len(one)), *parts]):
         if judge_relatedness(one[start:stop], other[start:stop]) == "unrelated":
             yield AnchorFinding(
                 code="unrelated-spaces",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ import typer
 from app.cli.local import LOCK_FILE, read_settings
 from app.cli.output import warn
 from app.cli.service import in_words_of_commands
-from app.stores.hidden_urls import without_password
+from app.stores.hidden_urls import digest_of, without_password
 
 if TYPE_CHECKING:
     from anchorage_client import Client
@@ -60,8 +59,7 @@ class Source:
         self._dim, self._options = 0, ""  # of the vectors; of the service on this machine
         listed = (name for name, each in self.settings.stores.items() if each.url == self.address)
         # The name of an address that the settings do not list stands for this address alone.
-        digest = hashlib.sha256(without_password(self.address).encode()).hexdigest()
-        self._name = next(listed, f"{self.store}-{digest[:8]}")
+        self._name = next(listed, f"{self.store}-{digest_of(self.address)}")
         self.place: dict[str, Any] = {
             "kind": kind or kind_of(self.address),
             "address": without_password(self.address),  # the service knows its name

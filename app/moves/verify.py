@@ -122,9 +122,7 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
     allowed = max(FEW_CHANGES, LIVE_ROWS * total) if followed else 0
     detail = f"The sides differ by {missing:,} row{'s' * (missing != 1)}"
     if missing == 0:
-        detail = "Every row with a vector has a new one" + (
-            ", but skipped ones." if skipped else "."
-        )
+        detail = f"Every row with a vector has a new one{', but skipped ones' * bool(skipped)}."
     elif missing <= allowed:
         detail += ", because clients write meanwhile."
     elif not isinstance(move.migration, Migration):

@@ -21,12 +21,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from typing import TypeVar
 
 from app.db.tables import StoreRow
 from app.errors import AddressNotListed, AnchorageError, StoreUnavailable
-from app.stores.hidden_urls import fault_without_url, hide_url, without_password
+from app.stores.hidden_urls import digest_of, fault_without_url, hide_url, without_password
 from app.stores.port import Store, StoreLocation
 from app.stores.registry import LOADED, has_cutover, load_connector, open_store
 from app.turns import Turns
@@ -69,9 +68,7 @@ def find_address(
     """Return both by the name, or by the URL without its password. Raises AddressNotListed."""
     own = {name: each for name, each in addresses.items() if project in each.projects}
     for name, each in own.items():
-        url = without_password(each.url)
-        # `anchorage migrate` names an address after its digest; a later start may list it anew.
-        if given in (name, url) or given.endswith(f"-{sha256(url.encode()).hexdigest()[:8]}"):
+        if given in (name, without_password(each.url)) or given.endswith(f"-{digest_of(each.url)}"):
             return name, each
     # Somebody may send a URL with a password: only what looks like a name is repeated.
     named = repr(given) if _NAME.fullmatch(given) else "a URL"

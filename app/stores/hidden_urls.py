@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import traceback
 from collections.abc import Iterator
@@ -32,6 +33,11 @@ def hide_url(text: str, url: str) -> str:
 def fault_without_url(error: BaseException, url: str) -> ConnectorFault:
     """Return a fault whose text is the trace of an error: the error itself may hold the URL."""
     return ConnectorFault(f"\n{hide_url(''.join(traceback.format_exception(error)), url)}")
+
+
+def digest_of(url: str) -> str:
+    """Return the end of the name that `anchorage migrate` gives an address, whatever lists it."""
+    return hashlib.sha256(without_password(url).encode()).hexdigest()[:8]
 
 
 def without_password(address: str) -> str:

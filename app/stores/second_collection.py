@@ -191,8 +191,7 @@ class SecondCollection(Migration):
         sides = self._require("open", "cut")
         source: Side = "new" if sides.phase == "cut" else "old"
         read = partial(self._store.rows_of, sides.visible, vectors=False, content=True)
-        pages, count = self._store.pages(sides.visible, content=True), 0
-        found: list[StoreId] = []
+        pages, count, found = self._store.pages(sides.visible, content=True), 0, list[StoreId]()
         for look in range(LOOKS):
             if look:  # at what a client wrote meanwhile
                 apply()
